@@ -1,0 +1,90 @@
+//! Expert counts: one number, or a dictionary by layer.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::{declared, kind};
+use crate::SubstitutionError;
+use crate::name::parse_id;
+
+/// A count that a config gives once for all layers, or per layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExpertCounts {
+    /// The same in every layer.
+    Uniform(u32),
+    /// By layer.
+    PerLayer(BTreeMap<u32, u32>),
+}
+
+impl ExpertCounts {
+    /// Reads a count from the first of `keys` that the config holds; `None` where it holds none.
+    ///
+    /// # Errors
+    ///
+    /// A value that is neither a number nor a dictionary from layers to numbers.
+    pub fn from_config(
+        config: &Map<String, Value>,
+        keys: &[&str],
+    ) -> Result<Option<Self>, SubstitutionError> {
+        let Some((key, value)) = keys
+            .iter()
+            .find_map(|key| declared(config.get(*key)).map(|value| (*key, value)))
+        else {
+            return Ok(None);
+        };
+        let number = |value: &Value, field: &str| {
+            value
+                .as_u64()
+                .and_then(|n| u32::try_from(n).ok())
+                .ok_or_else(|| {
+                    SubstitutionError::config(
+                        field,
+                        format!("must be a number of experts, found {}", kind(value)),
+                    )
+                })
+        };
+        let Some(map) = value.as_object() else {
+            return Ok(Some(Self::Uniform(number(value, key)?)));
+        };
+        let mut layers = BTreeMap::new();
+        for (layer, value) in map {
+            let index = parse_id(layer).ok_or_else(|| {
+                SubstitutionError::config(key, format!("key {layer:?} is not a layer number"))
+            })?;
+            layers.insert(index, number(value, &format!("{key}.{index}"))?);
+        }
+        Ok(Some(Self::PerLayer(layers)))
+    }
+
+    /// Checks the dictionaries among some counts against each other.
+    ///
+    /// # Errors
+    ///
+    /// Dictionaries of different length, naming both fields and their lengths.
+    pub fn check_lengths(counts: &[(&str, &Self)]) -> Result<(), SubstitutionError> {
+        let mut lengths = counts.iter().filter_map(|(field, counts)| match counts {
+            Self::PerLayer(layers) => Some((*field, layers.len())),
+            Self::Uniform(_) => None,
+        });
+        let Some((first, length)) = lengths.next() else {
+            return Ok(());
+        };
+        match lengths.find(|(_, other)| *other != length) {
+            Some((field, other)) => Err(SubstitutionError::config(
+                field,
+                format!("has {other} layers, but {first} has {length}"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The count of a layer.
+    #[must_use]
+    pub fn of_layer(&self, layer: u32) -> Option<u32> {
+        match self {
+            Self::Uniform(count) => Some(*count),
+            Self::PerLayer(layers) => layers.get(&layer).copied(),
+        }
+    }
+}
