@@ -60,7 +60,7 @@ pub fn load_parameters<M: Module + MoeLayers>(
         let tensors = std::mem::take(&mut experts[layer]);
         layer += 1;
         if result.is_ok() {
-            result = take_experts(moe, tensors, path, &mut loaded, &mut unexpected);
+            result = take_experts(moe, tensors, path, &rule, &mut loaded, &mut unexpected);
         }
     });
     result?;
@@ -159,6 +159,7 @@ fn take_experts(
     moe: &mut dyn MoeLayer,
     tensors: Vec<ExpertTensor>,
     path: &ModulePath,
+    rule: &impl Fn(&str) -> Option<SkipRule>,
     loaded: &mut Loaded,
     unexpected: &mut Listing,
 ) -> Result<(), SubstitutionError> {
@@ -172,7 +173,10 @@ fn take_experts(
     } in tensors
     {
         if !experts.check(tensor.info(), expert, &part)? {
-            unexpected.push(|| format!("`{}`", tensor.name()));
+            match rule(tensor.name()) {
+                Some(rule) => loaded.skip(rule),
+                None => unexpected.push(|| format!("`{}`", tensor.name())),
+            }
             continue;
         }
         if let Some(parameter) = experts.take(tensor, expert, &part)?
