@@ -68,6 +68,41 @@ pub enum SubstitutionError {
         first: String,
     },
 
+    /// Two tensors of different names bring the same part of an expert: a packed tensor beside one
+    /// of a single expert, or two constants.
+    #[error(
+        "tensor `{tensor}` brings the {part} of expert {expert} of layer {layer}, which another \
+         tensor brought already"
+    )]
+    ExpertTwice {
+        /// The second tensor.
+        tensor: String,
+        /// The layer.
+        layer: u32,
+        /// The logical expert.
+        expert: u32,
+        /// `constant`, or a part such as `gate_proj.weight`.
+        part: String,
+    },
+
+    /// A packed tensor that holds neither all experts of its layer nor the retained ones.
+    #[error(
+        "packed tensor `{tensor}` has shape {found:?}, expected {logical} experts or the \
+         {retained} retained ones of layer {layer} in its first dimension"
+    )]
+    PackedExperts {
+        /// The packed tensor.
+        tensor: String,
+        /// Its layer.
+        layer: u32,
+        /// The layer's number of logical experts.
+        logical: usize,
+        /// The layer's number of retained experts.
+        retained: usize,
+        /// The tensor's shape.
+        found: Vec<usize>,
+    },
+
     /// A constant for an expert that is not declared as substituted.
     #[error(
         "tensor `{tensor}` is a constant for expert {expert} of layer {layer}, which config.json \
@@ -273,7 +308,7 @@ impl fmt::Display for Listing {
 
 fn some(names: &[String], count: usize) -> String {
     let shown = names.join(", ");
-    match count - names.len() {
+    match count.saturating_sub(names.len()) {
         0 => shown,
         more => format!("{shown} and {more} more ({count} in all)"),
     }

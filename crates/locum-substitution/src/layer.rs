@@ -29,6 +29,8 @@ pub struct MoeLayerInfo {
 }
 
 /// A packed tensor below the experts' prefix, and the parts that it brings.
+///
+/// Its first dimension is experts: all logical ones of the layer, or the retained ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedPart {
     /// The packed tensor: `gate_up_proj`.

@@ -43,6 +43,10 @@ pub fn parse_id(text: &str) -> Option<u32> {
 pub fn canonical(name: &str) -> Cow<'_, str> {
     for (alias, prefix) in ALIASES {
         if let Some(rest) = name.strip_prefix(alias) {
+            // Nested twice is nobody's spelling, and must not become one by losing one nesting.
+            if rest.starts_with("language_model.") {
+                return Cow::Borrowed(name);
+            }
             return Cow::Owned(format!("{prefix}{rest}"));
         }
     }
@@ -103,18 +107,7 @@ impl<'a> ExpertsName<'a> {
             rest.find(".experts.")? + 1
         };
         let module = &rest[..start + "experts".len()];
-        let after = &rest[start + "experts.".len()..];
-        let (expert, part) = match after.split_once('.') {
-            Some((id, part)) if id.bytes().all(|b| b.is_ascii_digit()) => {
-                (Some(parse_id(id)?), part)
-            }
-            // Unicode has digits of its own, and none of them is an id.
-            Some((id, _)) if id.chars().all(char::is_numeric) => return None,
-            _ => (None, after),
-        };
-        if part.is_empty() {
-            return None;
-        }
+        let (expert, part) = expert_and_part(&rest[start + "experts.".len()..])?;
         Some(Self {
             layer,
             module,
@@ -128,6 +121,20 @@ impl<'a> ExpertsName<'a> {
     pub fn is_approx_value(&self) -> bool {
         self.expert.is_some() && self.part == APPROX_VALUE
     }
+}
+
+/// Reads what follows the experts' prefix: a logical id, where there is one, and the part.
+///
+/// `None` where nothing follows, or where what should be an id is not one (`007.up_proj.weight`).
+#[must_use]
+pub fn expert_and_part(name: &str) -> Option<(Option<u32>, &str)> {
+    let (expert, part) = match name.split_once('.') {
+        Some((id, part)) if id.bytes().all(|b| b.is_ascii_digit()) => (Some(parse_id(id)?), part),
+        // Unicode has digits of its own, and none of them is an id.
+        Some((id, _)) if id.chars().all(char::is_numeric) => return None,
+        _ => (None, name),
+    };
+    (!part.is_empty()).then_some((expert, part))
 }
 
 /// Whether a name ends in `.approx_value`, wherever it belongs.

@@ -45,7 +45,13 @@ impl RouteTable {
         let invalid = |reason: String| SubstitutionError::InvalidExperts { reason };
         let set: BTreeSet<u32> = substituted.iter().copied().collect();
         if set.len() != substituted.len() {
-            return Err(invalid(format!("experts {substituted:?} name one twice")));
+            let mut sorted = substituted.to_vec();
+            sorted.sort_unstable();
+            let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]);
+            return Err(invalid(format!(
+                "expert {} is listed twice",
+                twice.map_or(0, |pair| pair[0])
+            )));
         }
         let outside: Vec<u32> = set.range(num_logical_experts..).copied().collect();
         if !outside.is_empty() {

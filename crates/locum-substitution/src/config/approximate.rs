@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{LayerSubstitution, kind, object};
+use super::{LayerSubstitution, kind, object, quoted};
 use crate::SubstitutionError;
 use crate::name::parse_id;
 
@@ -16,7 +16,7 @@ pub(super) fn parse(value: &Value) -> Result<BTreeMap<u32, LayerSubstitution>, S
         let Some(layer) = parse_id(key) else {
             return Err(SubstitutionError::config(
                 KEY,
-                format!("key {key:?} is not a layer number"),
+                format!("key {} is not a layer number", quoted(key)),
             ));
         };
         let field = format!("{KEY}.{layer}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{declared, kind};
+use super::{declared, kind, quoted};
 use crate::SubstitutionError;
 use crate::name::parse_id;
 
@@ -50,7 +50,10 @@ impl ExpertCounts {
         let mut layers = BTreeMap::new();
         for (layer, value) in map {
             let index = parse_id(layer).ok_or_else(|| {
-                SubstitutionError::config(key, format!("key {layer:?} is not a layer number"))
+                SubstitutionError::config(
+                    key,
+                    format!("key {} is not a layer number", quoted(layer)),
+                )
             })?;
             layers.insert(index, number(value, &format!("{key}.{index}"))?);
         }
@@ -61,22 +64,35 @@ impl ExpertCounts {
     ///
     /// # Errors
     ///
-    /// Dictionaries of different length, naming both fields and their lengths.
+    /// Dictionaries of different length, naming both fields and their lengths, or of different
+    /// layers, naming one.
     pub fn check_lengths(counts: &[(&str, &Self)]) -> Result<(), SubstitutionError> {
-        let mut lengths = counts.iter().filter_map(|(field, counts)| match counts {
-            Self::PerLayer(layers) => Some((*field, layers.len())),
+        let mut dictionaries = counts.iter().filter_map(|(field, counts)| match counts {
+            Self::PerLayer(layers) => Some((*field, layers)),
             Self::Uniform(_) => None,
         });
-        let Some((first, length)) = lengths.next() else {
+        let Some((first, expected)) = dictionaries.next() else {
             return Ok(());
         };
-        match lengths.find(|(_, other)| *other != length) {
-            Some((field, other)) => Err(SubstitutionError::config(
-                field,
-                format!("has {other} layers, but {first} has {length}"),
-            )),
-            None => Ok(()),
+        for (field, layers) in dictionaries {
+            if layers.len() != expected.len() {
+                return Err(SubstitutionError::config(
+                    field,
+                    format!(
+                        "has {} layers, but `{first}` has {}",
+                        layers.len(),
+                        expected.len()
+                    ),
+                ));
+            }
+            if let Some(layer) = layers.keys().find(|layer| !expected.contains_key(layer)) {
+                return Err(SubstitutionError::config(
+                    field,
+                    format!("has layer {layer}, but `{first}` has not"),
+                ));
+            }
         }
+        Ok(())
     }
 
     /// The count of a layer.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{LayerExpert, LayerSubstitution, Target, declared, kind, object};
+use super::{LayerExpert, LayerSubstitution, Target, declared, kind, object, quoted};
 use crate::SubstitutionError;
 use crate::name::{LayerName, parse_id};
 
@@ -66,9 +66,19 @@ pub(super) fn parse(value: &Value) -> Result<Parsed, SubstitutionError> {
     semantics(required(root, PATH, "router_semantics")?)?;
 
     let mut parsed = Parsed::default();
+    // A target without replacements declares nothing, but it is a path for its layer all the same.
+    let mut paths = BTreeMap::new();
     let field = format!("{PATH}.targets");
     for (path, target) in object(required(root, PATH, "targets")?, &field)? {
-        target_of_path(path, target, &format!("{field}.{path}"), &mut parsed)?;
+        let field = format!("{field}.{path}");
+        let layer = layer_of_path(path, &field)?;
+        if let Some(other) = paths.insert(layer, path) {
+            return Err(SubstitutionError::config(
+                field,
+                format!("names layer {layer}, which `{other}` names already"),
+            ));
+        }
+        target_of_layer(layer, path, target, &field, &mut parsed)?;
     }
     Ok(parsed)
 }
@@ -91,12 +101,7 @@ fn semantics(value: &Value) -> Result<(), SubstitutionError> {
     Ok(())
 }
 
-fn target_of_path(
-    path: &str,
-    value: &Value,
-    field: &str,
-    (layers, value_names): &mut Parsed,
-) -> Result<(), SubstitutionError> {
+fn layer_of_path(path: &str, field: &str) -> Result<u32, SubstitutionError> {
     let Some(LayerName { layer, rest }) = LayerName::parse(path) else {
         return Err(SubstitutionError::config(
             field,
@@ -109,13 +114,16 @@ fn target_of_path(
             format!("does not end in `experts`, found `{rest}` in layer {layer}"),
         ));
     }
-    if let Some(other) = layers.get(&layer).and_then(|l| l.target.as_ref()) {
-        return Err(SubstitutionError::config(
-            field,
-            format!("names layer {layer}, which `{}` names already", other.path),
-        ));
-    }
+    Ok(layer)
+}
 
+fn target_of_layer(
+    layer: u32,
+    path: &str,
+    value: &Value,
+    field: &str,
+    (layers, value_names): &mut Parsed,
+) -> Result<(), SubstitutionError> {
     let map = object(value, field)?;
     only_keys(
         map,
@@ -152,7 +160,7 @@ fn target_of_path(
         let Some(expert) = parse_id(key) else {
             return Err(SubstitutionError::config(
                 &field,
-                format!("key {key:?} is not an expert id"),
+                format!("key {} is not an expert id", quoted(key)),
             ));
         };
         let tensor = value_tensor(replacement, &format!("{field}.{key}"))?;
@@ -163,6 +171,27 @@ fn target_of_path(
         experts.push(expert);
     }
     experts.sort_unstable();
+    // Known here for layers of other stages as well, which no model checks.
+    let outside: Vec<u32> = experts
+        .iter()
+        .copied()
+        .filter(|&expert| expert >= num_logical_experts)
+        .collect();
+    if !outside.is_empty() {
+        return Err(SubstitutionError::config(
+            field,
+            format!("names experts {outside:?}, but num_logical_experts is {num_logical_experts}"),
+        ));
+    }
+    if experts.len() == num_logical_experts as usize {
+        return Err(SubstitutionError::config(
+            field,
+            format!(
+                "names all {num_logical_experts} experts of layer {layer}, at least one must be \
+                 retained"
+            ),
+        ));
+    }
     // As in form A, an empty list declares nothing.
     if !experts.is_empty() {
         layers.insert(

@@ -111,8 +111,7 @@ impl SubstitutionSpec {
             .transpose()?
             .filter(|layers| !layers.is_empty());
         let explicit = places()
-            .map(explicit::find)
-            .find_map(Result::transpose)
+            .find_map(|place| explicit::find(place).transpose())
             .transpose()?
             .map(explicit::parse)
             .transpose()?
@@ -184,9 +183,13 @@ impl SubstitutionSpec {
     }
 }
 
-/// A value that says something: JSON `null` is how configurations write "absent".
+/// A value that says something: `null` and `{}` are how configurations write "absent".
 fn declared(value: Option<&Value>) -> Option<&Value> {
-    value.filter(|v| !v.is_null())
+    value.filter(|value| match value {
+        Value::Null => false,
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    })
 }
 
 /// A map, or an error that says what was found instead.
@@ -202,8 +205,17 @@ fn kind(value: &Value) -> String {
         Value::Null => "null".into(),
         Value::Bool(b) => b.to_string(),
         Value::Number(n) => n.to_string(),
-        Value::String(s) => format!("{s:?}"),
+        Value::String(s) => quoted(s),
         Value::Array(_) => "a list".into(),
         Value::Object(_) => "a map".into(),
+    }
+}
+
+/// A string in quotes, for messages: a file may hold one of any length.
+fn quoted(text: &str) -> String {
+    const SHOWN: usize = 80;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}… ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
     }
 }

@@ -5,6 +5,17 @@ use half::{bf16, f16};
 
 use crate::{Dtype, NamedTensor, SubstitutionError};
 
+/// Says that a constant holds NaN, which is data: once, however many experts it feeds.
+pub(super) fn warn_of_nan(constant: &NamedTensor) {
+    let values = constant.to_f32().unwrap_or_default();
+    if let Some(index) = values.iter().position(|v| v.is_nan()) {
+        tracing::warn!(
+            "constant `{}` holds NaN, first at index {index}: tokens routed to it become NaN",
+            constant.name()
+        );
+    }
+}
+
 /// Converts a constant; a finite value that the type cannot hold is refused, a NaN is data.
 pub(super) fn convert(constant: &NamedTensor, dtype: &Dtype) -> Result<Bytes, SubstitutionError> {
     let Some(values) = constant.to_f32() else {
@@ -13,12 +24,6 @@ pub(super) fn convert(constant: &NamedTensor, dtype: &Dtype) -> Result<Bytes, Su
             found: constant.dtype().clone(),
         });
     };
-    if let Some(index) = values.iter().position(|v| v.is_nan()) {
-        tracing::warn!(
-            "constant `{}` holds NaN, first at index {index}: tokens routed to it become NaN",
-            constant.name()
-        );
-    }
     if constant.dtype() == dtype {
         return Ok(constant.bytes().clone());
     }

@@ -1,5 +1,7 @@
 //! The declaration against the model: every rule that needs to know both.
 
+use std::collections::HashMap;
+
 use super::ledger::{LayerLedger, Ledger};
 use crate::name::canonical;
 use crate::{
@@ -34,8 +36,7 @@ pub(super) fn declare<M: MoeLayers + PipelineStage>(
         match found[..] {
             [] => nowhere(layer, &stage).map_or(Ok(()), |reason| Err(refuse(reason)))?,
             [index] => {
-                layers[index].table =
-                    table(&layers[index].info, declared).map_err(|reason| refuse(reason))?;
+                layers[index].table = table(&layers[index].info, declared).map_err(refuse)?;
             }
             _ => {
                 let modules: Vec<&str> = found
@@ -51,6 +52,10 @@ pub(super) fn declare<M: MoeLayers + PipelineStage>(
         }
     }
 
+    if !spec.is_empty() {
+        tellable_apart(&layers)?;
+    }
+
     let mut index = 0;
     let mut result = Ok(());
     model.visit_moe_layers(&mut ModulePath::default(), &mut |_, experts| {
@@ -61,7 +66,23 @@ pub(super) fn declare<M: MoeLayers + PipelineStage>(
         }
     });
     result?;
-    Ok(Ledger::new(stage, layers))
+    Ok(Ledger::new(layers))
+}
+
+/// Arrivals are noted by prefix: two layers at one could never both be complete.
+fn tellable_apart(layers: &[LayerLedger]) -> Result<(), SubstitutionError> {
+    let mut prefixes = HashMap::new();
+    for LayerLedger { info, .. } in layers {
+        if let Some(other) = prefixes.insert(canonical(&info.prefix), info.layer) {
+            return Err(SubstitutionError::InvalidExperts {
+                reason: format!(
+                    "the experts of layers {other} and {} are both at `{}`",
+                    info.layer, info.prefix
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Why no MoE layer of this index is built here, where that is wrong.
@@ -92,6 +113,12 @@ fn table(info: &MoeLayerInfo, declared: &LayerSubstitution) -> Result<RouteTable
                 info.num_logical_experts, target.path, target.num_logical_experts
             ));
         }
+    }
+    if info.constant_dtype.size().is_none() {
+        return Err(format!(
+            "whose constants would be {}, which is not f32, f16 or bf16",
+            info.constant_dtype
+        ));
     }
     RouteTable::new(info.num_logical_experts, &declared.experts).map_err(|e| format!("but {e}"))
 }

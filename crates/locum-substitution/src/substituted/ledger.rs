@@ -7,20 +7,23 @@ use std::collections::HashMap;
 use crate::error::Listing;
 use crate::name::{APPROX_VALUE, canonical};
 use crate::{
-    LayerExpert, Loaded, MoeLayerInfo, Route, RouteTable, SkipRule, Stage, SubstitutionError,
+    LayerExpert, Loaded, MoeLayerInfo, Route, RouteTable, SkipRule, SubstitutionError,
     SubstitutionSpec,
 };
 
 /// The layers that are built here, and what has arrived for them.
 #[derive(Clone, Debug)]
 pub(super) struct Ledger {
-    pub(super) stage: Stage,
     pub(super) layers: Vec<LayerLedger>,
     pub(super) arrivals: Vec<Arrivals>,
+    /// Whether everything has arrived once; from then on layers change as a whole.
+    pub(super) complete: bool,
     /// By the canonical prefix of the experts.
     by_prefix: HashMap<String, usize>,
+    longest_prefix: usize,
     /// By global layer, for layers that declare something: these have one MoE module.
     declaring: HashMap<u32, usize>,
+    leftovers: usize,
     leftovers_reported: bool,
 }
 
@@ -58,9 +61,9 @@ pub(super) enum Place {
 }
 
 impl Ledger {
-    pub(super) fn new(stage: Stage, layers: Vec<LayerLedger>) -> Self {
+    pub(super) fn new(layers: Vec<LayerLedger>) -> Self {
         let arrivals = layers.iter().map(LayerLedger::nothing).collect();
-        let by_prefix = layers
+        let by_prefix: HashMap<String, usize> = layers
             .iter()
             .enumerate()
             .map(|(index, layer)| (canonical(&layer.info.prefix).into_owned(), index))
@@ -72,18 +75,29 @@ impl Ledger {
             .map(|(index, layer)| (layer.info.layer, index))
             .collect();
         Self {
-            stage,
+            longest_prefix: by_prefix.keys().map(String::len).max().unwrap_or(0),
             layers,
             arrivals,
+            complete: false,
             by_prefix,
             declaring,
+            leftovers: 0,
             leftovers_reported: false,
         }
     }
 
-    /// The layer whose experts are at a canonical prefix.
-    pub(super) fn at_prefix(&self, prefix: &str) -> Option<usize> {
-        self.by_prefix.get(prefix).copied()
+    /// The layer whose experts a canonical name is below, and what follows their prefix.
+    ///
+    /// Where the layer says its experts are counts, not how their path reads: `mtp.layers.0…` is
+    /// no decoder layer, but may well be a layer that is built here.
+    pub(super) fn locate<'n>(&self, name: &'n str) -> Option<(usize, &'n str)> {
+        // No prefix goes on beyond the longest: a name of megabytes is not looked at further.
+        name.bytes()
+            .take(self.longest_prefix + 1)
+            .enumerate()
+            .filter(|&(_, byte)| byte == b'.')
+            .filter_map(|(dot, _)| Some((*self.by_prefix.get(&name[..dot])?, &name[dot + 1..])))
+            .next_back()
     }
 
     /// The layer of this global index, where it is built here and declares something.
@@ -93,12 +107,23 @@ impl Ledger {
 
     pub(super) fn commit(&mut self, arrivals: Vec<Arrivals>, loaded: &Loaded) {
         self.arrivals = arrivals;
-        if let Some(count) = loaded.skipped.get(&SkipRule::SubstitutedExpert)
-            && !self.leftovers_reported
-        {
+        self.complete |= self
+            .arrivals
+            .iter()
+            .all(|layer| layer.weights.iter().chain(&layer.constants).all(|b| *b));
+        self.leftovers += loaded
+            .skipped
+            .get(&SkipRule::SubstitutedExpert)
+            .unwrap_or(&0);
+    }
+
+    /// Says once, for all calls together, that the checkpoint holds more than it needs.
+    pub(super) fn report_leftovers(&mut self) {
+        if self.leftovers > 0 && !self.leftovers_reported {
             self.leftovers_reported = true;
             tracing::info!(
-                "the checkpoint still holds {count} tensors of substituted experts, which were not read"
+                "the checkpoint still holds {} tensors of substituted experts, which were not read",
+                self.leftovers
             );
         }
     }
@@ -165,6 +190,15 @@ impl LayerLedger {
         }
     }
 
+    /// What an index among [`Arrivals::weights`] stands for.
+    pub(super) fn expert_and_part(&self, index: usize) -> (u32, &'static str) {
+        let parts = &self.info.expert_parts;
+        (
+            self.table.retained()[index / parts.len()],
+            parts[index % parts.len()],
+        )
+    }
+
     pub(super) fn list_missing_constants(
         &self,
         arrived: &Arrivals,
@@ -172,7 +206,8 @@ impl LayerLedger {
         missing: &mut Listing,
     ) {
         let layer = self.info.layer;
-        for (&expert, _) in unset(self.table.substituted(), &arrived.constants) {
+        let experts = self.table.substituted().iter().zip(&arrived.constants);
+        for (&expert, _) in experts.filter(|(_, here)| !**here) {
             missing.push(|| match spec.value_of(LayerExpert { layer, expert }) {
                 Some(name) => format!("`{name}` (layer {layer}, expert {expert})"),
                 None => format!(
@@ -184,7 +219,6 @@ impl LayerLedger {
     }
 
     pub(super) fn list_missing_weights(&self, arrived: &Arrivals, missing: &mut Listing) {
-        let parts = &self.info.expert_parts;
         for (index, _) in arrived
             .weights
             .iter()
@@ -192,8 +226,7 @@ impl LayerLedger {
             .filter(|(_, here)| !**here)
         {
             missing.push(|| {
-                let expert = self.table.retained()[index / parts.len()];
-                let part = parts[index % parts.len()];
+                let (expert, part) = self.expert_and_part(index);
                 format!(
                     "`{}.{expert}.{part}` (layer {}, expert {expert})",
                     self.info.prefix, self.info.layer
@@ -201,8 +234,4 @@ impl LayerLedger {
             });
         }
     }
-}
-
-fn unset<'a, T>(items: &'a [T], bits: &'a [bool]) -> impl Iterator<Item = (&'a T, &'a bool)> {
-    items.iter().zip(bits).filter(|(_, here)| !**here)
 }

@@ -32,8 +32,8 @@ use session::{Remaining, Session};
 /// the stream ended without error; an error or a panic leaves the model as it was. Without any
 /// substitution calls go straight to the model.
 ///
-/// Calls accumulate until everything has arrived. A layer that is complete takes constants one by
-/// one, but retained experts only all together, with all its constants.
+/// Calls accumulate until everything has arrived for the first time. From then on a layer takes
+/// constants one by one, but retained experts only all together, with all its constants.
 #[derive(Clone, Debug)]
 pub struct Substituted<M> {
     model: M,
@@ -107,9 +107,7 @@ impl<M: LoadWeights + MoeLayers + Clone> LoadWeights for Substituted<M> {
         let mut session = Session::new(&self.spec, &self.ledger);
         let mut remaining = Remaining::new(weights, &mut session);
         let inner = candidate.load_weights(&mut remaining);
-        // Whatever the inner loader made of an error of ours or of the stream's, it stands.
-        remaining.finish()?;
-        let inner = inner?;
+        let inner = remaining.finish(inner)?;
         let (loaded, arrivals, constants) = session.finish(inner)?;
 
         let mut layer = 0;
@@ -138,26 +136,27 @@ impl<M: LoadWeights + MoeLayers + Clone> LoadWeights for Substituted<M> {
             return self.model.check_weights(tensors);
         }
         let mut session = Session::new(&self.spec, &self.ledger);
+        let mut tensors = tensors.fuse();
         let mut failed = None;
-        let inner = self
-            .model
-            .check_weights(&mut (&mut *tensors).filter(|info| {
-                failed.is_none()
-                    && session.admit(info).unwrap_or_else(|error| {
-                        failed = Some(error);
-                        false
-                    })
-            }));
-        // A loader that accepts everything reads nothing: what it left is looked at all the same.
-        for info in tensors {
-            if failed.is_none() {
-                failed = session.admit(&info).err();
+        let inner = self.model.check_weights(&mut std::iter::from_fn(|| {
+            while failed.is_none() {
+                let info = tensors.next()?;
+                match session.admit(&info) {
+                    Ok(true) => return Some(info),
+                    Ok(false) => {}
+                    Err(error) => failed = Some(error),
+                }
             }
-        }
+            None
+        }));
         if let Some(error) = failed {
             return Err(error);
         }
         inner?;
+        // A loader that accepts everything reads nothing: what it left is looked at all the same.
+        for info in tensors {
+            session.admit(&info)?;
+        }
         session.nothing_missing()
     }
 }
@@ -166,6 +165,7 @@ impl<M: ProcessWeightsAfterLoading> ProcessWeightsAfterLoading for Substituted<M
     fn process_weights_after_loading(&mut self) -> Result<(), SubstitutionError> {
         if self.substitutes() {
             self.ledger.nothing_missing(&self.spec)?;
+            self.ledger.report_leftovers();
         }
         self.model.process_weights_after_loading()
     }

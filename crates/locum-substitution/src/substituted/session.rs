@@ -1,11 +1,12 @@
 //! One call of `load_weights`: the stream is split, constants are staged, arrivals noted.
 
 use std::collections::{BTreeSet, HashMap};
+use std::iter::Fuse;
 
-use super::convert::convert;
-use super::ledger::{Arrivals, Ledger, Place, nothing_missing};
+use super::convert::{convert, warn_of_nan};
+use super::ledger::{Arrivals, LayerLedger, Ledger, Place, nothing_missing};
 use crate::error::Listing;
-use crate::name::{ExpertsName, canonical, ends_in_approx_value};
+use crate::name::{ExpertsName, canonical, ends_in_approx_value, expert_and_part};
 use crate::{
     Constant, Loaded, NamedTensor, SkipRule, SubstitutionError, SubstitutionSpec, TensorInfo,
     WeightStream,
@@ -52,36 +53,40 @@ impl<'a> Session<'a> {
         match self.judge(tensor.info())? {
             Verdict::Pass(arrived) => {
                 self.note(arrived);
-                Ok(Some(tensor))
+                return Ok(Some(tensor));
             }
-            Verdict::Skip(rule) => {
-                self.loaded.skip(rule);
-                Ok(None)
-            }
-            Verdict::Constant(rows) => {
-                for (index, row) in rows {
-                    let layer = &self.ledger.layers[index];
-                    self.constants[index].push(Constant {
-                        row,
-                        expert: layer.table.substituted()[row],
-                        value: convert(&tensor, &layer.info.constant_dtype)?,
-                    });
-                    self.arrivals[index].constants[row] = true;
-                }
-                Ok(None)
-            }
+            Verdict::Skip(rule) => self.loaded.skip(rule),
+            Verdict::Constant(rows) => self.stage(&tensor, rows)?,
         }
+        Ok(None)
     }
 
     /// Takes what the model's loader did not read: constants, and nothing else.
     fn take_unread(&mut self, tensor: NamedTensor) -> Result<(), SubstitutionError> {
-        if let Verdict::Pass(_) = self.judge(tensor.info())? {
-            self.loaded.skip(SkipRule::Unread);
-            return Ok(());
+        match self.judge(tensor.info())? {
+            Verdict::Pass(_) => self.loaded.skip(SkipRule::Unread),
+            Verdict::Skip(rule) => self.loaded.skip(rule),
+            Verdict::Constant(rows) => self.stage(&tensor, rows)?,
         }
-        // Judged once already, so that it would look like its own duplicate.
-        self.seen.remove(&*canonical(tensor.name()));
-        self.take(tensor).map(|_| ())
+        Ok(())
+    }
+
+    fn stage(
+        &mut self,
+        tensor: &NamedTensor,
+        rows: Vec<(usize, usize)>,
+    ) -> Result<(), SubstitutionError> {
+        warn_of_nan(tensor);
+        for (index, row) in rows {
+            let layer = &self.ledger.layers[index];
+            self.constants[index].push(Constant {
+                row,
+                expert: layer.table.substituted()[row],
+                value: convert(tensor, &layer.info.constant_dtype)?,
+            });
+            self.arrivals[index].constants[row] = true;
+        }
+        Ok(())
     }
 
     /// Notes what a tensor's arrival would mean; whether the model's loader would get it.
@@ -137,53 +142,73 @@ impl<'a> Session<'a> {
             }
             return Ok(Verdict::Constant(rows));
         }
-        let Some(experts) = ExpertsName::parse(&name) else {
+        let Some((index, below)) = self.ledger.locate(&name) else {
+            return self.judge_elsewhere(info, &name);
+        };
+        let Some((expert, part)) = expert_and_part(below) else {
             return Ok(Verdict::Pass(None));
         };
-        let module_end = experts.part.len() + 1 + experts.expert.map_or(0, |e| digits(e) + 1);
-        let prefix = &name[..name.len() - module_end];
-        let Some(index) = self.ledger.at_prefix(prefix) else {
-            return self.judge_elsewhere(info, &experts, prefix);
-        };
-        Ok(
-            match self.ledger.layers[index].place(experts.expert, experts.part) {
-                Place::Constant(row) => {
-                    self.check_constant(info, index, row)?;
-                    Verdict::Constant(vec![(index, row)])
+        let layer = &self.ledger.layers[index];
+        Ok(match layer.place(expert, part) {
+            Place::Constant(row) => {
+                self.check_constant(info, index, row)?;
+                Verdict::Constant(vec![(index, row)])
+            }
+            Place::Undeclared(expert) => {
+                return Err(SubstitutionError::UndeclaredConstant {
+                    tensor: info.name.clone(),
+                    layer: layer.info.layer,
+                    expert,
+                    declared: layer.table.substituted().to_vec(),
+                });
+            }
+            Place::Leftover => Verdict::Skip(SkipRule::SubstitutedExpert),
+            Place::Retained(weights) => {
+                if expert.is_none() {
+                    check_packed(info, layer)?;
                 }
-                Place::Undeclared(expert) => {
-                    return Err(SubstitutionError::UndeclaredConstant {
-                        tensor: info.name.clone(),
-                        layer: experts.layer,
-                        expert,
-                        declared: self.spec.experts(experts.layer).to_vec(),
-                    });
-                }
-                Place::Leftover => Verdict::Skip(SkipRule::SubstitutedExpert),
-                Place::Retained(weights) => Verdict::Pass(Some((index, weights))),
-                Place::Other => Verdict::Pass(None),
-            },
-        )
+                self.check_once(info, index, &weights)?;
+                Verdict::Pass(Some((index, weights)))
+            }
+            Place::Other => Verdict::Pass(None),
+        })
     }
 
-    /// A name of experts that are not built here, or not where the layer has its experts.
-    fn judge_elsewhere(
+    /// A name of no experts that are built here, or not where the layer has its experts.
+    fn judge_elsewhere(&self, info: &TensorInfo, name: &str) -> Result<Verdict, SubstitutionError> {
+        if ends_in_approx_value(name)
+            && let Some(experts) = ExpertsName::parse(name)
+            && let Some(index) = self.ledger.declaring(experts.layer)
+        {
+            return Err(SubstitutionError::ConstantModule {
+                tensor: info.name.clone(),
+                layer: experts.layer,
+                found: experts.module.to_owned(),
+                expected: self.ledger.layers[index].info.prefix.clone(),
+            });
+        }
+        Ok(Verdict::Pass(None))
+    }
+
+    /// That no tensor of another name brought these weights.
+    fn check_once(
         &self,
         info: &TensorInfo,
-        experts: &ExpertsName<'_>,
-        prefix: &str,
-    ) -> Result<Verdict, SubstitutionError> {
-        match self.ledger.declaring(experts.layer) {
-            Some(index) if ends_in_approx_value(&info.name) => {
-                Err(SubstitutionError::ConstantModule {
-                    tensor: info.name.clone(),
-                    layer: experts.layer,
-                    found: prefix.to_owned(),
-                    expected: self.ledger.layers[index].info.prefix.clone(),
-                })
-            }
-            _ => Ok(Verdict::Pass(None)),
-        }
+        index: usize,
+        weights: &[usize],
+    ) -> Result<(), SubstitutionError> {
+        let arrived = &self.arrivals[index].weights;
+        let Some(&twice) = weights.iter().find(|&&weight| arrived[weight]) else {
+            return Ok(());
+        };
+        let layer = &self.ledger.layers[index];
+        let (expert, part) = layer.expert_and_part(twice);
+        Err(SubstitutionError::ExpertTwice {
+            tensor: info.name.clone(),
+            layer: layer.info.layer,
+            expert,
+            part: part.to_owned(),
+        })
     }
 
     /// A constant's type and shape, and that its expert has none yet.
@@ -208,13 +233,11 @@ impl<'a> Session<'a> {
             });
         }
         if self.arrivals[index].constants[row] {
-            let expert = layer.table.substituted()[row];
-            return Err(SubstitutionError::DuplicateTensor {
+            return Err(SubstitutionError::ExpertTwice {
                 tensor: info.name.clone(),
-                first: format!(
-                    "another constant for expert {expert} of layer {}",
-                    layer.info.layer
-                ),
+                layer: layer.info.layer,
+                expert: layer.table.substituted()[row],
+                part: "constant".into(),
             });
         }
         Ok(())
@@ -240,9 +263,7 @@ impl<'a> Session<'a> {
         {
             // What is there already may change with its whole layer only: half an old layer and
             // half a new one is no model.
-            let again = both(&before.weights, &now.weights).any(|both| both);
-            let complete = before.weights.iter().chain(&before.constants).all(|b| *b);
-            if again || (complete && now.weights.contains(&true)) {
+            if self.ledger.complete && now.weights.contains(&true) {
                 let mut missing = Listing::default();
                 layer.list_missing_weights(now, &mut missing);
                 layer.list_missing_constants(now, self.spec, &mut missing);
@@ -277,21 +298,32 @@ impl<'a> Session<'a> {
     }
 }
 
-fn both<'a>(a: &'a [bool], b: &'a [bool]) -> impl Iterator<Item = bool> + 'a {
-    a.iter().zip(b).map(|(a, b)| *a && *b)
-}
-
 fn either(a: &[bool], b: &[bool]) -> Vec<bool> {
     a.iter().zip(b).map(|(a, b)| *a || *b).collect()
 }
 
-fn digits(id: u32) -> usize {
-    id.checked_ilog10().unwrap_or(0) as usize + 1
+/// That a packed tensor holds all experts, or the retained ones.
+fn check_packed(info: &TensorInfo, layer: &LayerLedger) -> Result<(), SubstitutionError> {
+    let (logical, retained) = (layer.table.num_logical(), layer.table.retained().len());
+    if info
+        .shape
+        .first()
+        .is_some_and(|&experts| experts == logical || experts == retained)
+    {
+        return Ok(());
+    }
+    Err(SubstitutionError::PackedExperts {
+        tensor: info.name.clone(),
+        layer: layer.info.layer,
+        logical,
+        retained,
+        found: info.shape.clone(),
+    })
 }
 
 /// The stream without its constants, as the model's loader sees it.
 pub(super) struct Remaining<'s, 'a, 'w, 'i> {
-    weights: &'w mut WeightStream<'i>,
+    weights: Fuse<&'w mut WeightStream<'i>>,
     session: &'s mut Session<'a>,
     failed: Option<SubstitutionError>,
 }
@@ -299,21 +331,28 @@ pub(super) struct Remaining<'s, 'a, 'w, 'i> {
 impl<'s, 'a, 'w, 'i> Remaining<'s, 'a, 'w, 'i> {
     pub(super) fn new(weights: &'w mut WeightStream<'i>, session: &'s mut Session<'a>) -> Self {
         Self {
-            weights,
+            weights: weights.fuse(),
             session,
             failed: None,
         }
     }
 
-    /// Drains what the model's loader left.
-    pub(super) fn finish(mut self) -> Result<(), SubstitutionError> {
-        if let Some(error) = self.failed.take() {
+    /// Drains what the model's loader left, if all went well.
+    ///
+    /// Whatever the loader made of an error of ours or of the stream's, that error stands; an
+    /// error of its own is not hidden behind what the rest of the stream may hold.
+    pub(super) fn finish(
+        self,
+        inner: Result<Loaded, SubstitutionError>,
+    ) -> Result<Loaded, SubstitutionError> {
+        if let Some(error) = self.failed {
             return Err(error);
         }
+        let inner = inner?;
         for tensor in self.weights {
             self.session.take_unread(tensor?)?;
         }
-        Ok(())
+        Ok(inner)
     }
 
     fn fail(&mut self, error: SubstitutionError) -> SubstitutionError {
