@@ -58,7 +58,6 @@ fn twenty_thousand_tensors_open_without_quadratic_work() -> TestResult {
         );
     }
     let elapsed = start.elapsed();
-    
 
     assert_eq!(checkpoint.len(), TENSORS);
     assert_eq!(checkpoint.files().len(), SHARDS);
