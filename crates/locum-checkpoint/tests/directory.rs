@@ -60,6 +60,7 @@ fn a_file_is_not_a_directory() -> TestResult {
 fn a_directory_without_weights_says_what_was_looked_for() -> TestResult {
     let directory = tempfile::tempdir()?;
     write(directory.path(), "config.json", "{}");
+    write(directory.path(), "training_args.bin", "");
     let error = refusal(directory.path());
     assert!(matches!(error, CheckpointError::NoWeights { .. }));
     let end = format!("` holds neither `{SINGLE}` nor `{INDEX}`");
