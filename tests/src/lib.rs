@@ -132,10 +132,7 @@ pub fn cached_logits(model: &Model, ids: &[Vec<i64>], prefix: usize) -> Vec<f32>
 /// context: window `i` reads tokens `i·length ..` and predicts the `length` tokens after its first.
 #[must_use]
 pub fn perplexity(model: &Model, ids: &[i64], length: usize) -> f64 {
-    let windows: Vec<&[i64]> = ids
-        .windows(length + 1)
-        .step_by(length)
-        .collect();
+    let windows: Vec<&[i64]> = ids.windows(length + 1).step_by(length).collect();
     let vocabulary = model.limits().vocabulary;
     let mut surprise = 0.0f64;
     for batch in windows.chunks(4) {

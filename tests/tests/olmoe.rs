@@ -38,7 +38,10 @@ fn cached_logits_agree_token_by_token_and_after_a_prefix() {
         for prefix in [1, 7, 39] {
             let found = cached_logits(&model, &reference.rows("input_ids"), prefix);
             let distance = distance(&found, &expected);
-            assert!(distance <= TOLERANCE, "{name}, prefix {prefix}: off by {distance}");
+            assert!(
+                distance <= TOLERANCE,
+                "{name}, prefix {prefix}: off by {distance}"
+            );
         }
     }
 }

@@ -27,7 +27,12 @@ pub(crate) struct GenerateArguments {
     max_new_tokens: usize,
 
     /// Draw tokens from softmax(logits / T) instead of taking the likeliest; 0 is greedy
-    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     temperature: f64,
 
     /// Draw among the K likeliest tokens only
@@ -35,7 +40,7 @@ pub(crate) struct GenerateArguments {
     top_k: Option<usize>,
 
     /// Draw among the likeliest tokens that together have probability P only
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
 
     /// The seed of the draws

@@ -214,6 +214,11 @@ impl Stage {
 
 /// A model that knows which of its layers are built here: all, those of a pipeline stage, or those
 /// of a draft.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which of its layers are built here",
+    label = "a model with substituted experts needs `PipelineStage`",
+    note = "implement `PipelineStage` for `{Self}`; a model that is built whole returns `Stage::whole(…)`"
+)]
 pub trait PipelineStage {
     /// The layers of the whole model, and those that are built here.
     fn stage(&self) -> Stage;

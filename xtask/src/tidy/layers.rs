@@ -84,14 +84,19 @@ mod tests {
 
     #[test]
     fn dependency_on_a_layer_above_is_allowed() {
-        assert_eq!(wrong(&package("locum-nn", "locum-substitution")), Ok(vec![]));
+        assert_eq!(
+            wrong(&package("locum-nn", "locum-substitution")),
+            Ok(vec![])
+        );
     }
 
     #[test]
     fn dependency_on_a_layer_below_is_named() {
         assert_eq!(
             wrong(&package("locum-nn", "locum-models")),
-            Ok(vec!["locum-nn depends on locum-models, which is not above it".into()])
+            Ok(vec![
+                "locum-nn depends on locum-models, which is not above it".into()
+            ])
         );
     }
 
@@ -99,7 +104,9 @@ mod tests {
     fn forbidden_knowledge_is_named() {
         assert_eq!(
             wrong(&package("locum-checkpoint", "burn")),
-            Ok(vec!["locum-checkpoint depends on burn, which it must not know".into()])
+            Ok(vec![
+                "locum-checkpoint depends on burn, which it must not know".into()
+            ])
         );
     }
 }
