@@ -147,7 +147,8 @@ pub type MoeLayerVisitor<'a> = dyn FnMut(&ModulePath, &mut dyn MoeLayer) + 'a;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` holds no MoE layers",
     label = "marked `#[substitution(layers)]`, but not known to hold MoE layers",
-    note = "derive `MoeLayers` for `{Self}` and mark the fields that hold them, or implement `MoeLayer` for it where it is the experts of one layer"
+    note = "derive `MoeLayers` for `{Self}`, or for the type within where this is a `Vec`, an `Option` or an array, and mark the fields that hold them",
+    note = "a type that is the experts of one layer implements `MoeLayer` instead"
 )]
 pub trait MoeLayers {
     /// Shows every MoE layer, in order, with its path below `path`.
@@ -214,6 +215,11 @@ impl Stage {
 
 /// A model that knows which of its layers are built here: all, those of a pipeline stage, or those
 /// of a draft.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which of its layers are built here",
+    label = "a model with substituted experts needs `PipelineStage`",
+    note = "implement `PipelineStage` for `{Self}`; a model that is built whole returns `Stage::whole(…)`"
+)]
 pub trait PipelineStage {
     /// The layers of the whole model, and those that are built here.
     fn stage(&self) -> Stage;
