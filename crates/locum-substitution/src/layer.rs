@@ -147,7 +147,8 @@ pub type MoeLayerVisitor<'a> = dyn FnMut(&ModulePath, &mut dyn MoeLayer) + 'a;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` holds no MoE layers",
     label = "marked `#[substitution(layers)]`, but not known to hold MoE layers",
-    note = "derive `MoeLayers` for `{Self}` and mark the fields that hold them, or implement `MoeLayer` for it where it is the experts of one layer"
+    note = "derive `MoeLayers` for `{Self}`, or for the type within where this is a `Vec`, an `Option` or an array, and mark the fields that hold them",
+    note = "a type that is the experts of one layer implements `MoeLayer` instead"
 )]
 pub trait MoeLayers {
     /// Shows every MoE layer, in order, with its path below `path`.
