@@ -7,12 +7,14 @@
 
 mod checkpoint;
 mod loader;
+mod log;
 mod model;
 
 pub(crate) use checkpoint::{
     CONSTANT, bf16, checkpoint, constant, expert, f16, packed, part, tensor, without,
 };
 pub(crate) use loader::Loader;
+pub(crate) use log::logged;
 pub(crate) use model::{Experts, Layer, Model};
 
 use locum_substitution::{
