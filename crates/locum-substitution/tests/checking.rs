@@ -57,7 +57,7 @@ fn shuffled() -> impl Strategy<Value = Shuffled> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(64))]
 
     #[test]
     fn order_and_sharding_of_a_stream_do_not_matter(
@@ -173,7 +173,7 @@ fn verdict(result: Result<(), SubstitutionError>) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(1024))]
 
     #[test]
     fn check_beforehand_says_what_loading_would(

@@ -424,7 +424,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(1024))]
 
     #[test]
     fn any_json_is_read_or_refused_without_a_panic(value in any_json(), place in 0usize..6) {

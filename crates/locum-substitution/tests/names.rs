@@ -354,7 +354,7 @@ fn piece() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(4096))]
 
     #[test]
     fn a_name_that_parses_is_the_name_put_together_again(

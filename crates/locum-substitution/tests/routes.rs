@@ -189,6 +189,8 @@ fn table_of_no_substitution_retains_every_expert() -> Outcome {
 }
 
 proptest! {
+    #![proptest_config(common::cases(512))]
+
     #[test]
     fn every_valid_route_is_dispatched_once(
         (logical, substituted, routes, top_k) in (1u32..40).prop_flat_map(|logical| (

@@ -20,7 +20,18 @@ pub(crate) use model::{Experts, Layer, Model};
 use locum_substitution::{
     LoadWeights, Loaded, NamedTensor, Substituted, SubstitutionError, SubstitutionSpec,
 };
+use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use serde_json::Value;
+
+/// Cases that are the same in every run.
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        rng_seed: RngSeed::Fixed(0x10C0),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
 
 /// What a test returns.
 pub(crate) type Outcome = Result<(), SubstitutionError>;
