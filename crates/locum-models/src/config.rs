@@ -1,5 +1,7 @@
 //! Typed reading of a `config.json`: every error names its field.
 
+use locum_nn::{AttentionShape, RotaryConfig};
+use locum_substitution::{Dtype, ExpertCounts};
 use serde_json::{Map, Value};
 
 use crate::ModelError;
@@ -110,9 +112,119 @@ impl<'a> Fields<'a> {
         Err(ModelError::field(field, "is not supported"))
     }
 
+    /// Heads; their size is `head_dim`, or else `hidden_size` divided by their number.
+    pub(crate) fn attention_shape(&self) -> Result<AttentionShape, ModelError> {
+        let hidden = self.size("hidden_size")?;
+        let heads = self.size("num_attention_heads")?;
+        let kv_heads = self.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let head = match self.optional_size("head_dim")? {
+            Some(head) => head,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                return Err(ModelError::field(
+                    "num_attention_heads",
+                    format!("{heads} does not divide hidden_size {hidden}"),
+                ));
+            }
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ModelError::field(
+                "num_key_value_heads",
+                format!("{kv_heads} does not divide num_attention_heads {heads}"),
+            ));
+        }
+        Ok(AttentionShape {
+            heads,
+            kv_heads,
+            head,
+        })
+    }
+
+    /// The experts of each layer, and how many a token goes to; each field with its default.
+    pub(crate) fn expert_counts(
+        &self,
+        (experts, default_experts): (&str, u32),
+        (chosen, default_chosen): (&str, u32),
+        layers: usize,
+    ) -> Result<(Vec<u32>, usize), ModelError> {
+        let counts = ExpertCounts::from_config(self.map(), &[experts])?
+            .unwrap_or(ExpertCounts::Uniform(default_experts));
+        let chosen_counts = ExpertCounts::from_config(self.map(), &[chosen])?
+            .unwrap_or(ExpertCounts::Uniform(default_chosen));
+        ExpertCounts::check_lengths(&[(experts, &counts), (chosen, &chosen_counts)])?;
+        let of_layers = |counts: &ExpertCounts, field: &str| -> Result<Vec<u32>, ModelError> {
+            (0..layers as u32)
+                .map(|layer| {
+                    counts
+                        .of_layer(layer)
+                        .ok_or_else(|| ModelError::field(field, format!("lacks layer {layer}")))
+                })
+                .collect()
+        };
+        let counts = of_layers(&counts, experts)?;
+        let chosen_counts = of_layers(&chosen_counts, chosen)?;
+        let top_k = chosen_counts.first().copied().unwrap_or(default_chosen);
+        if let Some(layer) = chosen_counts.iter().position(|&k| k != top_k) {
+            return Err(ModelError::field(
+                chosen,
+                format!(
+                    "is {} in layer {layer} but {top_k} in layer 0: it must be the same in all",
+                    chosen_counts[layer]
+                ),
+            ));
+        }
+        if let Some(layer) = counts.iter().position(|&e| e < top_k || top_k == 0) {
+            return Err(ModelError::field(
+                chosen,
+                format!(
+                    "is {top_k}, but layer {layer} has {} experts",
+                    counts[layer]
+                ),
+            ));
+        }
+        Ok((counts, top_k as usize))
+    }
+
+    /// The type of the weights, as declared; `f32` where nothing is.
+    pub(crate) fn dtype(&self) -> Result<Dtype, ModelError> {
+        let declared = ["torch_dtype", "dtype"]
+            .into_iter()
+            .find_map(|field| self.get(field).map(|value| (field, value)));
+        let Some((field, value)) = declared else {
+            return Ok(Dtype::F32);
+        };
+        value
+            .as_str()
+            .and_then(Dtype::from_torch_name)
+            .ok_or_else(|| {
+                ModelError::field(
+                    field,
+                    format!("{value} is not supported (supported: float32, float16, bfloat16)"),
+                )
+            })
+    }
+
+    /// Positions of heads whose first `dimensions` elements are rotated.
+    pub(crate) fn rotary(
+        &self,
+        dimensions: usize,
+        default_theta: f64,
+    ) -> Result<RotaryConfig, ModelError> {
+        if !dimensions.is_multiple_of(2) {
+            return Err(ModelError::field(
+                "head_dim",
+                format!("{dimensions} is odd, but rotary embedding needs pairs"),
+            ));
+        }
+        Ok(RotaryConfig {
+            dimensions,
+            theta: self.rope_theta(default_theta)?,
+        })
+    }
+
     /// The base of rotary frequencies: `rope_theta`, or `rope_parameters.rope_theta` as transformers
     /// 5 writes it. Scaling is refused: it would change every position.
-    pub(crate) fn rope_theta(&self, default: f64) -> Result<f64, ModelError> {
+    fn rope_theta(&self, default: f64) -> Result<f64, ModelError> {
         for field in ["rope_scaling", "rope_parameters"] {
             let Some(value) = self.get(field) else {
                 continue;

@@ -5,16 +5,18 @@
 //! loaded and checked. [`Generator`] makes text.
 #![deny(missing_docs)]
 
+pub mod architectures;
 mod config;
+mod decoder;
 mod error;
 mod files;
 mod generate;
 mod language_model;
 mod memory;
 mod model;
-pub mod olmoe;
 pub mod registry;
 
+pub use decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 pub use error::ModelError;
 pub use files::ModelFiles;
 pub use generate::{Finish, GenerateOptions, Generated, Generator, Sampler, Sampling};

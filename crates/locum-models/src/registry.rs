@@ -5,8 +5,9 @@ use locum_substitution::{MoeLayerInfo, RouteTable, SubstitutionSpec};
 use serde_json::Value;
 
 use crate::ModelError;
+use crate::architectures::olmoe::OlmoeConfig;
+use crate::decoder::{DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 use crate::model::SubstitutedModel;
-use crate::olmoe::{Olmoe, OlmoeConfig, SubstitutedOlmoe};
 
 /// An architecture.
 pub struct Architecture {
@@ -28,15 +29,25 @@ pub const ARCHITECTURES: &[Architecture] = &[Architecture {
     model_type: "olmoe",
     class: "OlmoeForCausalLM",
     build: |config, spec, activations, device| {
-        let model = Olmoe::new(&OlmoeConfig::from_json(config)?, activations, device);
-        let model = SubstitutedOlmoe::try_new(model, spec)?;
-        let moe_layers = model.core().moe_layers();
-        Ok(Built {
-            moe_layers: moe_layers.map(|(i, t)| (i.clone(), t.clone())).collect(),
-            model: Box::new(model),
-        })
+        substitute(
+            OlmoeConfig::from_json(config)?.build(activations, device),
+            spec,
+        )
     },
 }];
+
+/// Wraps a model.
+fn substitute<L: DecoderLayer + 'static>(
+    model: DecoderLm<L>,
+    spec: &SubstitutionSpec,
+) -> Result<Built, ModelError> {
+    let model = SubstitutedDecoderLm::try_new(model, spec)?;
+    let moe_layers = model.core().moe_layers();
+    Ok(Built {
+        moe_layers: moe_layers.map(|(i, t)| (i.clone(), t.clone())).collect(),
+        model: Box::new(model),
+    })
+}
 
 impl Architecture {
     /// The architecture that a `config.json` names.

@@ -1,6 +1,6 @@
 //! Keys and values of the tokens so far.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 /// The cache of a model: one entry per decoder layer.
 #[derive(Clone, Debug)]
@@ -33,12 +33,6 @@ impl KvCache {
     /// Counts tokens that all layers have appended.
     pub fn advance(&mut self, tokens: usize) {
         self.tokens += tokens;
-    }
-
-    /// Bytes that one token takes in all layers, of a model with these heads and activations.
-    #[must_use]
-    pub fn bytes_per_token(layers: usize, kv_heads: usize, head: usize, dtype: DType) -> usize {
-        2 * layers * kv_heads * head * dtype.size()
     }
 }
 

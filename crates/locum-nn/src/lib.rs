@@ -15,19 +15,21 @@ mod embedding;
 mod experts;
 mod linear;
 mod load;
+mod mlp;
 mod norm;
 mod parameter;
 mod rotary;
 mod router;
 
-pub use attention::{AttentionShape, attend};
+pub use attention::{AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, attend};
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
 pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
 pub use linear::Linear;
 pub use load::{check_parameters, load_parameters, none_missing};
+pub use mlp::GatedMlp;
 pub use norm::RmsNorm;
-pub use rotary::RotaryEmbedding;
-pub use router::{Scores, SoftmaxRouter};
+pub use rotary::{RotaryConfig, RotaryEmbedding};
+pub use router::{GroupScore, Groups, Router, RoutingRule, Scoring};
 
 pub use burn::tensor::{DType, Device, DeviceKind};

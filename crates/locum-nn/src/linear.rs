@@ -24,6 +24,16 @@ impl Linear {
         }
     }
 
+    /// The same with a bias.
+    #[must_use]
+    pub fn with_bias(self, device: &Device) -> Self {
+        let outputs = self.weight.lazy_shape()[0];
+        Self {
+            bias: Some(unloaded([outputs], device)),
+            ..self
+        }
+    }
+
     /// Projects.
     ///
     /// # Shapes

@@ -1,5 +1,5 @@
 //! Running `locum`, and model directories to run it on.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

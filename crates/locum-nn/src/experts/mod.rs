@@ -5,7 +5,7 @@ mod constants;
 mod packing;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use locum_substitution::{
     BoxError, Constant, Dtype, ExpertWeights, MoeLayer, MoeLayerInfo, PackedPart, RouteTable,
 };
@@ -71,13 +71,15 @@ pub struct ExpertsConfig {
     pub constant_dtype: Dtype,
 }
 
-/// Chosen experts: logical ids with their router weights.
-#[derive(Clone, Debug)]
+/// Chosen experts: logical ids with their router weights, on the CPU, where they are scheduled.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Routes {
-    /// `[tokens, top_k]`
-    pub ids: Tensor<2, Int>,
-    /// `[tokens, top_k]`, `f32`
-    pub weights: Tensor<2>,
+    /// `[tokens, top_k]`, row-major; an id that is no expert leads nowhere.
+    pub ids: Vec<i64>,
+    /// `[tokens, top_k]`, row-major.
+    pub weights: Vec<f32>,
+    /// Experts per token.
+    pub top_k: usize,
 }
 
 /// `y = Σ w_e · down_e(silu(gate_e·x) ⊙ up_e·x)` over the retained experts of a token's routes, plus
@@ -137,17 +139,16 @@ impl RoutedExperts {
     ///
     /// `[tokens, hidden]` to the same.
     #[must_use]
-    pub fn forward(&self, x: Tensor<2>, routes: Routes) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>, routes: &Routes) -> Tensor<2> {
         let [tokens, hidden] = x.dims();
-        let top_k = routes.ids.dims()[1];
         let dtype = x.dtype();
         let device = x.device();
         if tokens == 0 {
             return x;
         }
-        let ids: Vec<i64> = routes.ids.into_data().iter::<i64>().collect();
-        let weights: Vec<f32> = routes.weights.into_data().iter::<f32>().collect();
-        let dispatch = self.table.dispatch(&ids, &weights, top_k);
+        let dispatch = self
+            .table
+            .dispatch(&routes.ids, &routes.weights, routes.top_k);
 
         let retained =
             compute::retained_experts(x, &dispatch.retained, &self.gate_up_proj, &self.down_proj);

@@ -1,0 +1,3 @@
+//! The architectures, one file each.
+
+pub mod olmoe;
