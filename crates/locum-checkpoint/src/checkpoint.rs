@@ -1,6 +1,6 @@
 //! A checkpoint that is open: every header read and checked, no tensor read.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -164,19 +164,19 @@ impl Checkpoint {
                 });
             }
         }
-        // Every name of the index was found where it should be, so these are all there is.
+        // Every name of the index was found, so equal numbers are equal names.
         if self.tensors.len() == index.tensors.len() {
             return Ok(());
         }
-        let named: HashMap<&str, usize> = index
+        let named: HashSet<&str> = index
             .tensors
             .iter()
-            .map(|(tensor, shard)| (tensor.as_str(), *shard))
+            .map(|(tensor, _)| tensor.as_str())
             .collect();
         let unnamed = self
             .tensors
             .iter()
-            .find(|stored| !named.contains_key(stored.info.name.as_str()));
+            .find(|stored| !named.contains(stored.info.name.as_str()));
         match unnamed {
             None => Ok(()),
             Some(stored) => Err(CheckpointError::NotInIndex {

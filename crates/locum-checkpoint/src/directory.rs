@@ -53,25 +53,18 @@ pub(crate) fn layout(directory: &Path) -> Result<Layout, CheckpointError> {
 
 /// What to do with a directory that holds weights of another kind; empty where it holds none.
 fn hint(names: &[String]) -> String {
-    let first = |extensions: &[&str]| {
-        names.iter().find(|name| {
-            Path::new(name)
-                .extension()
-                .and_then(|extension| extension.to_str())
-                .is_some_and(|extension| extensions.contains(&extension))
-        })
-    };
-    if let Some(name) = first(&["safetensors"]) {
+    let first = |matches: fn(&str) -> bool| names.iter().find(|name| matches(name));
+    if let Some(name) = first(|name| name.ends_with(".safetensors")) {
         format!(
             "; it holds `{name}`: a file alone must be called `{SINGLE}`, shards need `{INDEX}`, \
              which may not have been downloaded"
         )
-    } else if let Some(name) = first(&["bin", "pt", "pth"]) {
+    } else if let Some(name) = first(is_pytorch) {
         format!(
             "; it holds `{name}`, and PyTorch files are not read: save the model again with \
              `safe_serialization=True`"
         )
-    } else if let Some(name) = first(&["gguf"]) {
+    } else if let Some(name) = first(|name| name.ends_with(".gguf")) {
         format!(
             "; it holds `{name}`, and GGUF files are not read: download the safetensors files that \
              it was made from"
@@ -79,4 +72,11 @@ fn hint(names: &[String]) -> String {
     } else {
         String::new()
     }
+}
+
+fn is_pytorch(name: &str) -> bool {
+    // Other `.bin` files, such as `training_args.bin`, are no weights.
+    (name.starts_with("pytorch_model") && name.ends_with(".bin"))
+        || name.ends_with(".pt")
+        || name.ends_with(".pth")
 }

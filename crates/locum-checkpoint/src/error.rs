@@ -80,7 +80,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
-    /// A file that is not JSON, or not the JSON that it should be.
+    /// A file that is not JSON.
     #[error("`{}` is not valid JSON: {source}", path.display())]
     Json {
         /// The file.
@@ -89,8 +89,8 @@ pub enum CheckpointError {
         source: serde_json::Error,
     },
 
-    /// An index that is JSON, but no index.
-    #[error("index `{}` {reason}", index.display())]
+    /// A file that is no index.
+    #[error("index `{}` is damaged: {reason}", index.display())]
     Index {
         /// The index.
         index: PathBuf,

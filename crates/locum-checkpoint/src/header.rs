@@ -7,9 +7,9 @@ use std::path::Path;
 use locum_substitution::{Dtype, TensorInfo};
 use safetensors::tensor::TensorInfo as Declared;
 use safetensors::{SafeTensorError, SafeTensors};
-use serde_json::Value;
+use serde::de::{IgnoredAny, MapAccess};
 
-use crate::object::Members;
+use crate::object::{Member, Members};
 use crate::{CheckpointError, files};
 
 /// Bytes of the length that a file starts with.
@@ -54,6 +54,17 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<Entry>, CheckpointEr
         .collect())
 }
 
+/// A member of the header: a tensor, or `None` for the one that is none.
+impl Member for Option<Declared> {
+    fn read<'de, A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
+        if name == METADATA {
+            map.next_value().map(|IgnoredAny| None)
+        } else {
+            map.next_value().map(Some)
+        }
+    }
+}
+
 /// Splits a file into its header and the bytes after it.
 fn frame<'a>(file: &Path, bytes: &'a [u8]) -> Result<(&'a str, &'a [u8]), CheckpointError> {
     let beyond = |expected: u64| CheckpointError::HeaderBeyondFile {
@@ -88,12 +99,11 @@ fn frame<'a>(file: &Path, bytes: &'a [u8]) -> Result<(&'a str, &'a [u8]), Checkp
 /// This second look at the JSON is for what `read_metadata` does not tell: a name that comes twice
 /// (it keeps the last), and which tensor is wrong.
 fn declared(file: &Path, text: &str) -> Result<Vec<(String, Declared)>, CheckpointError> {
-    let damaged = |reason: String| CheckpointError::Header {
-        file: file.into(),
-        reason,
-    };
-    let members: Members<Value> =
-        serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+    let members: Members<Option<Declared>> =
+        serde_json::from_str(text).map_err(|error| CheckpointError::Header {
+            file: file.into(),
+            reason: error.to_string(),
+        })?;
     if let Some(tensor) = members.duplicate() {
         return Err(CheckpointError::DuplicateTensor {
             tensor: tensor.into(),
@@ -101,20 +111,17 @@ fn declared(file: &Path, text: &str) -> Result<Vec<(String, Declared)>, Checkpoi
             second: file.into(),
         });
     }
-    let mut declared = Vec::with_capacity(members.0.len());
-    for (name, value) in members.0 {
-        if name != METADATA {
-            let tensor = serde_json::from_value(value)
-                .map_err(|error| damaged(format!("tensor `{name}`: {error}")))?;
-            declared.push((name, tensor));
-        }
-    }
-    declared.sort_by_key(|(_, tensor): &(String, Declared)| tensor.data_offsets);
+    let mut declared: Vec<_> = members
+        .0
+        .into_iter()
+        .filter_map(|(name, tensor)| Some((name, tensor?)))
+        .collect();
+    declared.sort_by_key(|(_, tensor)| tensor.data_offsets);
     Ok(declared)
 }
 
-/// Refuses tensors that go on after the end of the file. `read_metadata` adds lengths up before it
-/// compares them with the file's, and absurd ones overflow.
+/// Refuses tensors that go on after the end of the file: the file is named as truncated, and
+/// `read_metadata`, which adds lengths up before it compares, has no sum that could overflow.
 fn within_file(
     file: &Path,
     declared: &[(String, Declared)],
@@ -122,13 +129,13 @@ fn within_file(
 ) -> Result<(), CheckpointError> {
     let beyond = declared
         .iter()
-        .find(|(_, tensor)| tensor.data_offsets.0.max(tensor.data_offsets.1) > data.len());
+        .find(|(_, tensor)| tensor.data_offsets.1 > data.len());
     match beyond {
         None => Ok(()),
         Some((name, tensor)) => Err(CheckpointError::TensorBeyondFile {
             file: file.into(),
             tensor: name.clone(),
-            end: tensor.data_offsets.0.max(tensor.data_offsets.1) as u64,
+            end: tensor.data_offsets.1 as u64,
             found: data.len() as u64,
         }),
     }

@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde::de::{IgnoredAny, MapAccess};
 
-use crate::object::Members;
+use crate::object::{Member, Members};
 use crate::{CheckpointError, files};
 
 const WEIGHT_MAP: &str = "weight_map";
@@ -32,12 +30,17 @@ pub(crate) struct NamedShard {
     pub(crate) tensors: usize,
 }
 
-/// A member of the index's outermost object.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Field {
-    Object(Members<Value>),
-    Other(IgnoredAny),
+/// A member of the index's outermost object: the weight map, or nothing that matters.
+struct Field(Option<Members<String>>);
+
+impl Member for Field {
+    fn read<'de, A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
+        if name == WEIGHT_MAP {
+            map.next_value().map(|members| Self(Some(members)))
+        } else {
+            map.next_value().map(|IgnoredAny| Self(None))
+        }
+    }
 }
 
 impl ShardIndex {
@@ -51,12 +54,7 @@ impl ShardIndex {
         let mut shards: Vec<NamedShard> = Vec::new();
         let mut places = HashMap::new();
         let mut tensors = Vec::new();
-        for (tensor, value) in weight_map(path)? {
-            let Value::String(name) = value else {
-                let reason =
-                    format!("gives tensor `{tensor}` as {value} in `weight_map`, not a file name");
-                return Err(invalid(path, reason));
-            };
+        for (tensor, name) in weight_map(path)? {
             if !is_plain_file_name(&name) {
                 return Err(CheckpointError::ShardName {
                     index: path.into(),
@@ -102,23 +100,24 @@ impl ShardIndex {
     }
 }
 
-fn weight_map(path: &Path) -> Result<Vec<(String, Value)>, CheckpointError> {
-    let fields: Members<Field> = files::parse_json(path)?;
-    if fields.duplicate() == Some(WEIGHT_MAP) {
-        return Err(invalid(path, format!("has two `{WEIGHT_MAP}`")));
-    }
-    let field = fields.0.into_iter().find(|(name, _)| name == WEIGHT_MAP);
-    let members = match field {
-        Some((_, Field::Object(members))) => members,
-        Some((_, Field::Other(_))) => {
-            let reason = format!("has a `{WEIGHT_MAP}` that is not an object of tensors and files");
-            return Err(invalid(path, reason));
-        }
-        None => {
-            let reason = format!("has no `{WEIGHT_MAP}`, which says where each tensor is");
-            return Err(invalid(path, reason));
-        }
+fn weight_map(path: &Path) -> Result<Vec<(String, String)>, CheckpointError> {
+    let damaged = |reason: String| CheckpointError::Index {
+        index: path.into(),
+        reason,
     };
+    let fields: Members<Field> = match files::parse_json(path) {
+        Err(CheckpointError::Json { source, .. }) => return Err(damaged(source.to_string())),
+        other => other?,
+    };
+    let mut weight_maps = fields.0.into_iter().filter_map(|(_, field)| field.0);
+    let members = weight_maps.next().ok_or_else(|| {
+        damaged(format!(
+            "it has no `{WEIGHT_MAP}`, which says where each tensor is"
+        ))
+    })?;
+    if weight_maps.next().is_some() {
+        return Err(damaged(format!("it has more than one `{WEIGHT_MAP}`")));
+    }
     if let Some(tensor) = members.duplicate() {
         return Err(CheckpointError::DuplicateTensor {
             tensor: tensor.into(),
@@ -138,11 +137,4 @@ fn is_plain_file_name(name: &str) -> bool {
     !name.contains(['/', '\\', '\0'])
         && matches!(components.next(), Some(Component::Normal(_)))
         && components.next().is_none()
-}
-
-fn invalid(path: &Path, reason: String) -> CheckpointError {
-    CheckpointError::Index {
-        index: path.into(),
-        reason,
-    }
 }

@@ -52,7 +52,10 @@ impl<'a> Fields<'a> {
                     .and_then(|n| usize::try_from(n).ok())
                     .filter(|&n| n > 0 && n <= u32::MAX as usize)
                     .ok_or_else(|| {
-                        ModelError::field(field, format!("must be a positive number, found {value}"))
+                        ModelError::field(
+                            field,
+                            format!("must be a positive number, found {value}"),
+                        )
                     })
             })
             .transpose()
@@ -62,12 +65,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn optional_number(&self, field: &str) -> Result<Option<f64>, ModelError> {
         self.get(field)
             .map(|value| {
-                value
-                    .as_f64()
-                    .filter(|n| n.is_finite())
-                    .ok_or_else(|| {
-                        ModelError::field(field, format!("must be a number, found {value}"))
-                    })
+                value.as_f64().filter(|n| n.is_finite()).ok_or_else(|| {
+                    ModelError::field(field, format!("must be a number, found {value}"))
+                })
             })
             .transpose()
     }
@@ -75,9 +75,9 @@ impl<'a> Fields<'a> {
     /// A yes or no, or the family's default.
     pub(crate) fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
         self.get(field).map_or(Ok(default), |value| {
-            value
-                .as_bool()
-                .ok_or_else(|| ModelError::field(field, format!("must be true or false, found {value}")))
+            value.as_bool().ok_or_else(|| {
+                ModelError::field(field, format!("must be true or false, found {value}"))
+            })
         })
     }
 
@@ -88,7 +88,10 @@ impl<'a> Fields<'a> {
             Some(value) if value.as_str().is_some_and(|s| supported.contains(&s)) => Ok(()),
             Some(value) => Err(ModelError::field(
                 field,
-                format!("{value} is not supported (supported: {})", supported.join(", ")),
+                format!(
+                    "{value} is not supported (supported: {})",
+                    supported.join(", ")
+                ),
             )),
         }
     }
@@ -114,7 +117,9 @@ impl<'a> Fields<'a> {
             let Some(value) = self.get(field) else {
                 continue;
             };
-            let kind = ["rope_type", "type"].into_iter().find_map(|key| value.get(key));
+            let kind = ["rope_type", "type"]
+                .into_iter()
+                .find_map(|key| value.get(key));
             if let Some(kind) = kind
                 && kind.as_str() != Some("default")
             {

@@ -26,6 +26,10 @@ pub enum ModelError {
         source: Box<ModelError>,
     },
 
+    /// A model directory that is not there.
+    #[error("no such directory: {}", .0.display())]
+    NoDirectory(PathBuf),
+
     /// A file that a model directory must have.
     #[error("{} not found in {}: {hint}", file, directory.display())]
     NoFile {

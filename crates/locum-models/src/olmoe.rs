@@ -18,9 +18,9 @@ use locum_substitution::{
 };
 use serde_json::Value;
 
+use crate::ModelError;
 use crate::config::Fields;
 use crate::language_model::{CausalLm, Limits, Logits};
-use crate::ModelError;
 
 /// The fields of an OLMoE `config.json` that are used.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,9 @@ impl OlmoeConfig {
         fields.refuse("quantization_config")?;
         let hidden = fields.size("hidden_size")?;
         let heads = fields.size("num_attention_heads")?;
-        let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = fields
+            .optional_size("num_key_value_heads")?
+            .unwrap_or(heads);
         let head = match fields.optional_size("head_dim")? {
             Some(head) => head,
             None if hidden.is_multiple_of(heads) => hidden / heads,
@@ -114,28 +116,35 @@ impl OlmoeConfig {
         if let Some(layer) = chosen.iter().position(|&k| k != top_k) {
             return Err(ModelError::field(
                 "num_experts_per_tok",
-                format!("is {} in layer {layer} but {top_k} in layer 0: it must be the same in all", chosen[layer]),
+                format!(
+                    "is {} in layer {layer} but {top_k} in layer 0: it must be the same in all",
+                    chosen[layer]
+                ),
             ));
         }
         if let Some(layer) = experts.iter().position(|&e| e < top_k || top_k == 0) {
             return Err(ModelError::field(
                 "num_experts_per_tok",
-                format!("is {top_k}, but layer {layer} has {} experts", experts[layer]),
+                format!(
+                    "is {top_k}, but layer {layer} has {} experts",
+                    experts[layer]
+                ),
             ));
         }
-        let dtype = ["torch_dtype", "dtype"]
-            .into_iter()
-            .find_map(|field| fields.get(field).map(|value| (field, value)))
-            .map(|(field, value)| {
-                value.as_str().and_then(Dtype::from_torch_name).ok_or_else(|| {
+        let dtype =
+            ["torch_dtype", "dtype"]
+                .into_iter()
+                .find_map(|field| fields.get(field).map(|value| (field, value)))
+                .map(|(field, value)| {
+                    value.as_str().and_then(Dtype::from_torch_name).ok_or_else(|| {
                     ModelError::field(
                         field,
                         format!("{value} is not supported (supported: float32, float16, bfloat16)"),
                     )
                 })
-            })
-            .transpose()?
-            .unwrap_or(Dtype::F32);
+                })
+                .transpose()?
+                .unwrap_or(Dtype::F32);
         Ok(Self {
             vocabulary: fields.size("vocab_size")?,
             hidden,
@@ -146,7 +155,9 @@ impl OlmoeConfig {
                 kv_heads,
                 head,
             },
-            max_positions: fields.optional_size("max_position_embeddings")?.unwrap_or(4096),
+            max_positions: fields
+                .optional_size("max_position_embeddings")?
+                .unwrap_or(4096),
             epsilon: fields.optional_number("rms_norm_eps")?.unwrap_or(1e-5),
             rope_theta: fields.rope_theta(10_000.0)?,
             clip_qkv: fields.optional_number("clip_qkv")?,
@@ -228,8 +239,7 @@ impl Olmoe {
                 layers,
                 norm: RmsNorm::new(config.hidden, config.epsilon, device),
             },
-            lm_head: (!config.tied)
-                .then(|| Linear::new(config.hidden, config.vocabulary, device)),
+            lm_head: (!config.tied).then(|| Linear::new(config.hidden, config.vocabulary, device)),
             config: config.clone(),
             activations,
         }
@@ -297,9 +307,9 @@ impl DecoderLayer {
         rotary: &RotaryEmbedding,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let attention = self
-            .self_attn
-            .forward(self.input_layernorm.forward(x.clone()), rotary, cache);
+        let attention =
+            self.self_attn
+                .forward(self.input_layernorm.forward(x.clone()), rotary, cache);
         let x = x + attention;
         let mixture = self
             .mlp
@@ -395,10 +405,12 @@ impl PipelineStage for Olmoe {
 }
 
 impl LoadWeights for Olmoe {
-    fn load_weights(&mut self, weights: &mut WeightStream<'_>) -> Result<Loaded, SubstitutionError> {
+    fn load_weights(
+        &mut self,
+        weights: &mut WeightStream<'_>,
+    ) -> Result<Loaded, SubstitutionError> {
         // Into a clone, which shares its parameters: an error leaves this model as it was.
-        let (model, loaded) =
-            load_parameters(self.clone(), weights, |name| self.skip_rule(name))?;
+        let (model, loaded) = load_parameters(self.clone(), weights, |name| self.skip_rule(name))?;
         *self = model;
         Ok(loaded)
     }

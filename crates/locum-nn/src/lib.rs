@@ -30,4 +30,4 @@ pub use norm::RmsNorm;
 pub use rotary::RotaryEmbedding;
 pub use router::{Scores, SoftmaxRouter};
 
-pub use burn::tensor::{DType, Device};
+pub use burn::tensor::{DType, Device, DeviceKind};

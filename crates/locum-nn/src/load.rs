@@ -217,7 +217,12 @@ fn check_experts(
     for &expert in experts.retained() {
         for part in &info.expert_parts {
             if !seen.contains(&(expert, *part)) {
-                missing.push(|| format!("`{}.{expert}.{part}`", info.prefix));
+                missing.push(|| {
+                    format!(
+                        "`{}.{expert}.{part}` (layer {}, expert {expert})",
+                        info.prefix, info.layer
+                    )
+                });
             }
         }
     }

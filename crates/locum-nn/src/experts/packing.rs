@@ -258,7 +258,10 @@ impl ExpertWeights for RoutedExperts {
                 missing.push(|| {
                     let expert = self.table.retained()[index / pending.matrices];
                     let part = self.config.names.parts[first + index % pending.matrices];
-                    format!("`{}.{expert}.{part}`", self.config.prefix)
+                    format!(
+                        "`{}.{expert}.{part}` (layer {}, expert {expert})",
+                        self.config.prefix, self.config.layer
+                    )
                 });
             }
         }
