@@ -1,2 +1,62 @@
-//! placeholder
-fn main() {}
+//! `locum`: generate from, inspect and compare mixture-of-experts checkpoints.
+
+mod error;
+mod generate;
+mod inspect;
+mod logits;
+mod output;
+mod source;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use error::CliError;
+
+#[derive(Parser)]
+#[command(
+    name = "locum",
+    version,
+    about = "Run mixture-of-experts models whose pruned experts are constants",
+    after_help = "Example:\n  locum generate --prompt \"The Lord said unto\"\n  locum inspect --model OLMoE-1B-7B-MoNE"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Continue a prompt
+    Generate(generate::GenerateArguments),
+    /// Show which experts of a model are constants, and what that saves
+    Inspect(inspect::InspectArguments),
+    /// Write a model's logits for given token ids, to compare with another implementation
+    Logits(logits::LogitsArguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("LOCUM_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    let result = match arguments.command {
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Logits(arguments) => logits::run(&arguments),
+    };
+    match result {
+        // Whoever reads has seen enough: that is no failure.
+        Ok(()) | Err(CliError::ClosedPipe) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(2)
+        }
+    }
+}

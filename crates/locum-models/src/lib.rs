@@ -1,1 +1,23 @@
-//! placeholder
+//! Mixture-of-experts architectures, read from Hugging Face directories, and text generation.
+//!
+//! [`ModelFiles`] is a model's directory (or a model embedded in a program), [`Model`] what becomes
+//! of it: an architecture from the [registry], wrapped by `#[expert_substitution]`, its weights
+//! loaded and checked. [`Generator`] makes text.
+#![deny(missing_docs)]
+
+mod config;
+mod error;
+mod files;
+mod generate;
+mod language_model;
+mod memory;
+mod model;
+pub mod olmoe;
+pub mod registry;
+
+pub use error::ModelError;
+pub use files::ModelFiles;
+pub use generate::{Finish, GenerateOptions, Generated, Generator, Sampler, Sampling};
+pub use language_model::{CausalLm, Limits, Logits};
+pub use memory::{LayerMemory, MemoryPlan};
+pub use model::{LoadOptions, Model};

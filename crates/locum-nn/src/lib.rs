@@ -1,1 +1,33 @@
-//! placeholder
+//! Burn layers for mixture-of-experts language models, with or without substituted experts.
+//!
+//! Weights stay in memory as they are stored (`f32`, `f16` or `bf16`); a layer computes in the type
+//! of its input, its *activations*, and in `f32` wherever the two differ. Parameters keep the names
+//! and shapes of Hugging Face checkpoints, so that a model built of these layers has parameter paths
+//! that are tensor names. The exception is [`RoutedExperts`], which packs the retained experts and
+//! owns the constants of the substituted ones.
+//!
+//! Everything here is lazy until weights are loaded: building a model allocates nothing.
+#![deny(missing_docs)]
+
+mod attention;
+mod cache;
+mod embedding;
+mod experts;
+mod linear;
+mod load;
+mod norm;
+mod parameter;
+mod rotary;
+mod router;
+
+pub use attention::{AttentionShape, attend};
+pub use cache::{KvCache, LayerCache};
+pub use embedding::Embedding;
+pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
+pub use linear::Linear;
+pub use load::{check_parameters, load_parameters, none_missing};
+pub use norm::RmsNorm;
+pub use rotary::RotaryEmbedding;
+pub use router::{Scores, SoftmaxRouter};
+
+pub use burn::tensor::{DType, Device, DeviceKind};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::{BoxError, Dtype, RouteTable};
+use crate::{BoxError, Dtype, Listing, NamedTensor, RouteTable, SubstitutionError, TensorInfo};
 
 /// What substitution must know of one MoE layer's experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +73,47 @@ pub trait MoeLayer {
     ///
     /// Whatever keeps the layer from doing so.
     fn load_constants(&mut self, constants: &[Constant]) -> Result<(), BoxError>;
+
+    /// The layer's own way of taking its experts' tensors, for loaders that know nothing of its
+    /// inside. A model with a loader of its own needs none, which is the default.
+    fn expert_weights(&mut self) -> Option<&mut dyn ExpertWeights> {
+        None
+    }
+}
+
+/// The weights of a layer's retained experts, taken tensor by tensor.
+pub trait ExpertWeights {
+    /// Logical ids of the experts whose weights the layer holds.
+    fn retained(&self) -> &[u32];
+
+    /// Whether a tensor below the experts' prefix is one of theirs, by its expert (none for a
+    /// packed tensor) and the part that it is.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of theirs that has the wrong shape or type.
+    fn check(
+        &self,
+        tensor: &TensorInfo,
+        expert: Option<u32>,
+        part: &str,
+    ) -> Result<bool, SubstitutionError>;
+
+    /// Takes a tensor that [`check`](Self::check) accepted, and names the parameter, within the
+    /// layer, that is complete with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check), and a tensor that does not go with the others.
+    fn take(
+        &mut self,
+        tensor: NamedTensor,
+        expert: Option<u32>,
+        part: &str,
+    ) -> Result<Option<&'static str>, SubstitutionError>;
+
+    /// Lists the tensors that have not arrived.
+    fn list_missing(&self, missing: &mut Listing);
 }
 
 /// A place within a model: the path of a Burn module, `layers.0.mlp.experts`.
@@ -106,7 +147,8 @@ pub type MoeLayerVisitor<'a> = dyn FnMut(&ModulePath, &mut dyn MoeLayer) + 'a;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` holds no MoE layers",
     label = "marked `#[substitution(layers)]`, but not known to hold MoE layers",
-    note = "derive `MoeLayers` for `{Self}` and mark the fields that hold them, or implement `MoeLayer` for it where it is the experts of one layer"
+    note = "derive `MoeLayers` for `{Self}`, or for the type within where this is a `Vec`, an `Option` or an array, and mark the fields that hold them",
+    note = "a type that is the experts of one layer implements `MoeLayer` instead"
 )]
 pub trait MoeLayers {
     /// Shows every MoE layer, in order, with its path below `path`.
@@ -173,6 +215,11 @@ impl Stage {
 
 /// A model that knows which of its layers are built here: all, those of a pipeline stage, or those
 /// of a draft.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which of its layers are built here",
+    label = "a model with substituted experts needs `PipelineStage`",
+    note = "implement `PipelineStage` for `{Self}`; a model that is built whole returns `Stage::whole(…)`"
+)]
 pub trait PipelineStage {
     /// The layers of the whole model, and those that are built here.
     fn stage(&self) -> Stage;

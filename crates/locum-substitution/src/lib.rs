@@ -47,8 +47,8 @@ pub use config::{
 };
 pub use error::{BoxError, Listing, SubstitutionError};
 pub use layer::{
-    Constant, ModulePath, MoeLayer, MoeLayerInfo, MoeLayerVisitor, MoeLayers, PackedPart,
-    PipelineStage, Stage,
+    Constant, ExpertWeights, ModulePath, MoeLayer, MoeLayerInfo, MoeLayerVisitor, MoeLayers,
+    PackedPart, PipelineStage, Stage,
 };
 pub use loading::{LoadWeights, Loaded, ProcessWeightsAfterLoading, SkipRule, WeightStream};
 pub use route::{ConstantRoute, Dispatch, Route, RouteTable, TokenWeight};

@@ -9,6 +9,11 @@ use crate::{NamedTensor, SubstitutionError, TensorInfo};
 pub type WeightStream<'a> = dyn Iterator<Item = Result<NamedTensor, SubstitutionError>> + 'a;
 
 /// A model that takes its weights from a stream.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` takes no weights",
+    label = "a model with substituted experts needs `LoadWeights`",
+    note = "implement `LoadWeights` for `{Self}`: it gets every tensor but the constants"
+)]
 pub trait LoadWeights {
     /// Takes weights, and says what it loaded and what it passed over.
     ///
@@ -39,6 +44,11 @@ pub trait LoadWeights {
 }
 
 /// A model that has something to check, or to prepare, once its weights are there.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no hook for when its weights are there",
+    label = "a model with substituted experts needs `ProcessWeightsAfterLoading`",
+    note = "implement `ProcessWeightsAfterLoading` for `{Self}`; a model with nothing to check returns `Ok(())`"
+)]
 pub trait ProcessWeightsAfterLoading {
     /// Called once after the last [`load_weights`](LoadWeights::load_weights).
     ///

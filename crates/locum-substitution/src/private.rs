@@ -6,8 +6,8 @@ pub use core;
 
 pub use crate::{
     LoadWeights, Loaded, ModulePath, MoeLayerVisitor, MoeLayers, PipelineStage,
-    ProcessWeightsAfterLoading, Substituted, SubstitutionError, SubstitutionSpec, TensorInfo,
-    WeightStream,
+    ProcessWeightsAfterLoading, Stage, Substituted, SubstitutionError, SubstitutionSpec,
+    TensorInfo, WeightStream,
 };
 
 pub use crate::__impl_module as impl_module;

@@ -1,0 +1,114 @@
+//! The file system: every call puts the path into its error.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::Path;
+
+use bytes::Bytes;
+use memmap2::Mmap;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::CheckpointError;
+
+/// How a Git LFS pointer starts, whatever its version.
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Some editors put this before JSON. No JSON text starts with it, so it is passed over.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Reads a JSON file, such as a model's `config.json`.
+///
+/// A byte order mark is tolerated.
+///
+/// # Errors
+///
+/// A file that is not there, cannot be read, is a Git LFS pointer, is empty or is not JSON.
+pub fn read_json(path: impl AsRef<Path>) -> Result<Value, CheckpointError> {
+    parse_json(path.as_ref())
+}
+
+/// Reads a JSON file into a type.
+pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
+    regular(path)?;
+    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    readable(path, &bytes)?;
+    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+    serde_json::from_slice(text).map_err(|source| CheckpointError::Json {
+        path: path.into(),
+        source,
+    })
+}
+
+/// What is at a path, links followed; `None` where nothing is.
+pub(crate) fn metadata(path: &Path) -> Result<Option<Metadata>, CheckpointError> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => match fs::symlink_metadata(path) {
+            Ok(_) => Err(CheckpointError::BrokenLink { path: path.into() }),
+            Err(_) => Ok(None),
+        },
+        Err(e) => Err(io_error("look at", path)(e)),
+    }
+}
+
+/// The names in a directory that are UTF-8, sorted.
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>, CheckpointError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(io_error("list", directory))? {
+        let entry = entry.map_err(io_error("list", directory))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Maps a whole file into memory. Nothing of it is read until it is looked at.
+pub(crate) fn map(path: &Path) -> Result<Bytes, CheckpointError> {
+    let length = regular(path)?.len();
+    if length == 0 {
+        return Err(CheckpointError::EmptyFile { path: path.into() });
+    }
+    let file = File::open(path).map_err(io_error("open", path))?;
+    let map = map_file(&file).map_err(io_error("map", path))?;
+    Ok(Bytes::from_owner(map))
+}
+
+/// Refuses what is a common mistake for any content: nothing at all, and a Git LFS pointer.
+pub(crate) fn readable(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    if bytes.is_empty() {
+        return Err(CheckpointError::EmptyFile { path: path.into() });
+    }
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(CheckpointError::LfsPointer { path: path.into() });
+    }
+    Ok(())
+}
+
+/// Refuses what is no file before it is opened: opening a pipe waits for somebody to write.
+fn regular(path: &Path) -> Result<Metadata, CheckpointError> {
+    match metadata(path)? {
+        Some(metadata) if metadata.is_file() => Ok(metadata),
+        Some(_) => Err(CheckpointError::NotAFile { path: path.into() }),
+        None => Err(io_error("open", path)(io::ErrorKind::NotFound.into())),
+    }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.into();
+    move |source| CheckpointError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+#[allow(unsafe_code)] // the workspace's one mapping of a file
+fn map_file(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the map is private to its `Mmap`, read-only, and lives as long as the `Bytes` that
+    // owns it, so within this process nothing writes to what it hands out. What cannot be promised
+    // is that no other process changes the file: its bytes could then change under a `&[u8]`, and
+    // a file that is cut short ends this process by a signal when the lost part is read. That is
+    // the price of not copying weights, and `Checkpoint::open` says so.
+    unsafe { Mmap::map(file) }
+}

@@ -1,0 +1,10 @@
+use locum_macros::expert_substitution;
+
+#[expert_substitution(crate = locum_substitution)]
+struct Model {
+    #[substitution(layers)]
+    #[substitution(layers)]
+    layers: Vec<u8>,
+}
+
+fn main() {}

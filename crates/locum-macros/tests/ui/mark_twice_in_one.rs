@@ -1,0 +1,10 @@
+use locum_macros::MoeLayers;
+
+#[derive(MoeLayers)]
+#[substitution(crate = locum_substitution)]
+struct Layers {
+    #[substitution(layers, layers)]
+    layers: Vec<u8>,
+}
+
+fn main() {}

@@ -1,0 +1,9 @@
+use locum_macros::expert_substitution;
+
+#[expert_substitution(crate = locum_substitution)]
+struct Model {
+    #[substitution(layer)]
+    layers: Vec<u8>,
+}
+
+fn main() {}

@@ -1,0 +1,9 @@
+use locum_macros::expert_substitution;
+
+#[expert_substitution(crate = locum_substitution)]
+struct Model {
+    #[substitution(layers = 3)]
+    layers: Vec<u8>,
+}
+
+fn main() {}

@@ -1,0 +1,128 @@
+//! What can be wrong with a model, its files, or what is asked of it.
+
+use std::path::PathBuf;
+
+use locum_checkpoint::CheckpointError;
+use locum_substitution::SubstitutionError;
+
+/// What went wrong; the message names the file, the field, the tensor.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The checkpoint's files.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+
+    /// The declaration of substituted experts, or the weights.
+    #[error(transparent)]
+    Substitution(#[from] SubstitutionError),
+
+    /// Something that is wrong with a file.
+    #[error("{}: {source}", file.display())]
+    InFile {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        source: Box<ModelError>,
+    },
+
+    /// A model directory that is not there.
+    #[error("no such directory: {}", .0.display())]
+    NoDirectory(PathBuf),
+
+    /// A file that a model directory must have.
+    #[error("{} not found in {}: {hint}", file, directory.display())]
+    NoFile {
+        /// The file's name.
+        file: &'static str,
+        /// The directory.
+        directory: PathBuf,
+        /// What it is for.
+        hint: &'static str,
+    },
+
+    /// A field that is not what it should be.
+    #[error("`{field}` {reason}")]
+    Field {
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// An architecture that is not in the registry.
+    #[error("model_type {found} is not supported (supported: {supported})")]
+    UnsupportedArchitecture {
+        /// What the config says.
+        found: String,
+        /// What there is.
+        supported: String,
+    },
+
+    /// A tokenizer that cannot be read, or that fails.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+
+    /// A prompt without a token.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+
+    /// A prompt, or a sequence, beyond the model's context.
+    #[error(
+        "{what} has {tokens} tokens, more than the {limit} of the model's max_position_embeddings"
+    )]
+    TooLong {
+        /// What it is: the prompt, the input ids.
+        what: &'static str,
+        /// Its length.
+        tokens: usize,
+        /// The model's context.
+        limit: usize,
+    },
+
+    /// A token that the model does not have.
+    #[error("token id {id} is outside the model's vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The token.
+        id: i64,
+        /// The size of the vocabulary.
+        vocabulary: usize,
+    },
+
+    /// An option of sampling outside its range.
+    #[error("{option} is {value}, but must be {range}")]
+    Sampling {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        range: &'static str,
+    },
+
+    /// A model that computes no usable scores.
+    #[error(
+        "the model's logits hold NaN after {tokens} tokens: its weights, or their dtype, are unusable"
+    )]
+    NanLogits {
+        /// Tokens so far.
+        tokens: usize,
+    },
+}
+
+impl ModelError {
+    pub(crate) fn field(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Field {
+            field: field.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Says in which file.
+    pub(crate) fn in_file(self, file: impl Into<PathBuf>) -> Self {
+        Self::InFile {
+            file: file.into(),
+            source: Box::new(self),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What text generation needs of an architecture.
+
+use burn::tensor::{DType, Int, Tensor};
+use locum_nn::KvCache;
+
+/// The sizes that bound what can be asked of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of tokens.
+    pub vocabulary: usize,
+    /// The longest sequence, in tokens.
+    pub max_positions: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Bytes that the cache takes per token.
+    pub cache_bytes_per_token: usize,
+}
+
+/// Which positions' logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Those of every token.
+    All,
+    /// Those of the last token only.
+    Last,
+}
+
+/// A causal language model.
+pub trait CausalLm {
+    /// What can be asked of it.
+    fn limits(&self) -> Limits;
+
+    /// Continues the sequences in the cache by some tokens.
+    ///
+    /// # Shapes
+    ///
+    /// `ids` `[batch, tokens]`; gives `[batch, tokens or 1, vocabulary]`, `f32`.
+    fn forward(&self, ids: Tensor<2, Int>, cache: &mut KvCache, wanted: Logits) -> Tensor<3>;
+
+    /// The type that the model computes in.
+    fn activations(&self) -> DType;
+
+    /// An empty cache.
+    fn new_cache(&self) -> KvCache {
+        KvCache::new(self.limits().layers)
+    }
+}

@@ -1,0 +1,231 @@
+//! A model that is ready to run.
+
+use std::ops::Deref;
+
+use burn::tensor::{DType, Device};
+use locum_checkpoint::Checkpoint;
+use locum_nn::KvCache;
+use locum_substitution::{
+    LoadWeights, Loaded, MoeLayerInfo, NamedTensor, ProcessWeightsAfterLoading, RouteTable,
+    SubstitutionError, SubstitutionSpec,
+};
+
+use crate::language_model::{CausalLm, Limits, Logits};
+use crate::registry::Architecture;
+use crate::{MemoryPlan, ModelError, ModelFiles};
+
+/// How a model is built.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The type to compute in. Weights stay as they are stored.
+    pub activations: DType,
+    /// Where.
+    pub device: Device,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            activations: DType::F32,
+            device: Device::flex(),
+        }
+    }
+}
+
+/// A wrapped architecture, as `#[expert_substitution]` generates it.
+pub(crate) trait SubstitutedModel: LoadWeights + ProcessWeightsAfterLoading + Send {
+    fn language_model(&self) -> &dyn CausalLm;
+}
+
+impl<W> SubstitutedModel for W
+where
+    W: LoadWeights + ProcessWeightsAfterLoading + Deref + Send,
+    W::Target: CausalLm + Sized,
+{
+    fn language_model(&self) -> &dyn CausalLm {
+        &**self
+    }
+}
+
+/// A model of any architecture, first without weights, then with them.
+///
+/// ```no_run
+/// use locum_models::{LoadOptions, Model, ModelFiles};
+///
+/// let files = ModelFiles::open("OLMoE-1B-7B-MoNE")?;
+/// let mut model = Model::plan(&files, &LoadOptions::default())?;
+/// println!("{} bytes", model.memory().weights);
+/// model.load(|_| {})?;
+/// # Ok::<(), locum_models::ModelError>(())
+/// ```
+pub struct Model {
+    model: Box<dyn SubstitutedModel>,
+    moe_layers: Vec<(MoeLayerInfo, RouteTable)>,
+    spec: SubstitutionSpec,
+    architecture: &'static Architecture,
+    checkpoint: Checkpoint,
+    memory: MemoryPlan,
+    device: Device,
+}
+
+impl Model {
+    /// Builds a model, and checks by the headers of its files that they hold all of its weights:
+    /// nothing is read yet.
+    ///
+    /// # Errors
+    ///
+    /// An architecture, a field or a declaration that is not supported; tensors that are missing,
+    /// unexpected, or of a wrong shape or type.
+    pub fn plan(files: &ModelFiles, options: &LoadOptions) -> Result<Self, ModelError> {
+        let config = files.config();
+        let in_config = |error| files.in_config(error);
+        let architecture = Architecture::of_config(config).map_err(in_config)?;
+        let spec = SubstitutionSpec::from_config(config).map_err(ModelError::from)?;
+        let built = architecture
+            .build(config, &spec, options.activations, &options.device)
+            .map_err(in_config)?;
+        let checkpoint = files.checkpoint()?;
+        built
+            .model
+            .check_weights(&mut checkpoint.infos().cloned())
+            .map_err(|error| ModelError::from(error).in_file(checkpoint.path()))?;
+        let limits = built.model.language_model().limits();
+        let memory = MemoryPlan::new(
+            checkpoint.infos(),
+            &built.moe_layers,
+            &spec,
+            limits.cache_bytes_per_token,
+        );
+        Ok(Self {
+            model: built.model,
+            moe_layers: built.moe_layers,
+            spec,
+            architecture,
+            checkpoint,
+            memory,
+            device: options.device.clone(),
+        })
+    }
+
+    /// Loads the weights; `progress` gets each tensor's bytes as it is taken.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that cannot be read, or a constant that the model's type cannot hold.
+    pub fn load(&mut self, mut progress: impl FnMut(u64)) -> Result<Loaded, ModelError> {
+        let mut weights = self.checkpoint.weights().inspect(|tensor| {
+            if let Ok(tensor) = tensor {
+                progress(tensor.bytes().len() as u64);
+            }
+        });
+        let weights: &mut dyn Iterator<Item = Result<NamedTensor, SubstitutionError>> =
+            &mut weights;
+        let loaded = self.model.load_weights(weights);
+        loaded
+            .and_then(|loaded| {
+                self.model.process_weights_after_loading()?;
+                Ok(loaded)
+            })
+            .map_err(|error| ModelError::from(error).in_file(self.checkpoint.path()))
+    }
+
+    /// What the model takes in memory.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.memory
+    }
+
+    /// What is substituted.
+    #[must_use]
+    pub fn spec(&self) -> &SubstitutionSpec {
+        &self.spec
+    }
+
+    /// The architecture.
+    #[must_use]
+    pub fn architecture(&self) -> &'static Architecture {
+        self.architecture
+    }
+
+    /// The MoE layers, with their routes.
+    #[must_use]
+    pub fn moe_layers(&self) -> &[(MoeLayerInfo, RouteTable)] {
+        &self.moe_layers
+    }
+
+    /// The open files.
+    #[must_use]
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Where the model computes.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What can be asked of it.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.model.language_model().limits()
+    }
+
+    /// An empty cache.
+    #[must_use]
+    pub fn new_cache(&self) -> KvCache {
+        self.model.language_model().new_cache()
+    }
+
+    /// Continues the sequences in a cache by some tokens, and gives logits.
+    ///
+    /// # Shapes
+    ///
+    /// `ids` is `[batch, tokens]`, row-major, `batch` rows of one length. Gives
+    /// `[batch, tokens or 1, vocabulary]`, row-major.
+    ///
+    /// # Errors
+    ///
+    /// Tokens that the model does not have, or more than its context holds.
+    pub fn logits(
+        &self,
+        ids: &[Vec<i64>],
+        cache: &mut KvCache,
+        wanted: Logits,
+    ) -> Result<Vec<f32>, ModelError> {
+        let limits = self.limits();
+        let tokens = ids.first().map_or(0, Vec::len);
+        if tokens == 0 {
+            return Err(ModelError::EmptyPrompt);
+        }
+        if let Some(row) = ids.iter().find(|row| row.len() != tokens) {
+            return Err(ModelError::field(
+                "input_ids",
+                format!("has rows of {tokens} and of {} tokens", row.len()),
+            ));
+        }
+        if cache.tokens() + tokens > limits.max_positions {
+            return Err(ModelError::TooLong {
+                what: "the input",
+                tokens: cache.tokens() + tokens,
+                limit: limits.max_positions,
+            });
+        }
+        let flat: Vec<i64> = ids.concat();
+        if let Some(&id) = flat
+            .iter()
+            .find(|&&id| usize::try_from(id).map_or(true, |id| id >= limits.vocabulary))
+        {
+            return Err(ModelError::UnknownToken {
+                id,
+                vocabulary: limits.vocabulary,
+            });
+        }
+        let ids = burn::tensor::Tensor::from_data(
+            burn::tensor::TensorData::new(flat, [ids.len(), tokens]),
+            &self.device,
+        );
+        let logits = self.model.language_model().forward(ids, cache, wanted);
+        Ok(logits.into_data().iter::<f32>().collect())
+    }
+}

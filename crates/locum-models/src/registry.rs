@@ -1,0 +1,95 @@
+//! The architectures that can be built, and how a `config.json` names them.
+
+use burn::tensor::{DType, Device};
+use locum_substitution::{MoeLayerInfo, RouteTable, SubstitutionSpec};
+use serde_json::Value;
+
+use crate::ModelError;
+use crate::model::SubstitutedModel;
+use crate::olmoe::{Olmoe, OlmoeConfig, SubstitutedOlmoe};
+
+/// An architecture.
+pub struct Architecture {
+    /// Its `model_type`.
+    pub model_type: &'static str,
+    /// Its name in `architectures`.
+    pub class: &'static str,
+    build: fn(&Value, &SubstitutionSpec, DType, &Device) -> Result<Built, ModelError>,
+}
+
+/// A model without weights.
+pub(crate) struct Built {
+    pub(crate) model: Box<dyn SubstitutedModel>,
+    pub(crate) moe_layers: Vec<(MoeLayerInfo, RouteTable)>,
+}
+
+/// Every architecture, one line each.
+pub const ARCHITECTURES: &[Architecture] = &[Architecture {
+    model_type: "olmoe",
+    class: "OlmoeForCausalLM",
+    build: |config, spec, activations, device| {
+        let model = Olmoe::new(&OlmoeConfig::from_json(config)?, activations, device);
+        let model = SubstitutedOlmoe::try_new(model, spec)?;
+        let moe_layers = model.core().moe_layers();
+        Ok(Built {
+            moe_layers: moe_layers.map(|(i, t)| (i.clone(), t.clone())).collect(),
+            model: Box::new(model),
+        })
+    },
+}];
+
+impl Architecture {
+    /// The architecture that a `config.json` names.
+    ///
+    /// Checkpoints pruned by the MoNE authors' code carry names of their own, which mean the same
+    /// architecture: `olmoe_compressed`, `OlmoneForCausalLM`.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::UnsupportedArchitecture`], which lists the supported ones.
+    pub fn of_config(config: &Value) -> Result<&'static Self, ModelError> {
+        let places = [config.get("text_config"), Some(config)];
+        let model_types = places
+            .into_iter()
+            .flatten()
+            .filter_map(|place| place.get("model_type")?.as_str());
+        for model_type in model_types.clone() {
+            let model_type = model_type.strip_suffix("_compressed").unwrap_or(model_type);
+            if let Some(found) = ARCHITECTURES.iter().find(|a| a.model_type == model_type) {
+                return Ok(found);
+            }
+        }
+        let classes = config
+            .get("architectures")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
+        for class in classes {
+            let class = class.replace("Olmone", "Olmoe").replace("Compressed", "");
+            if let Some(found) = ARCHITECTURES.iter().find(|a| a.class == class) {
+                return Ok(found);
+            }
+        }
+        Err(ModelError::UnsupportedArchitecture {
+            found: model_types
+                .last()
+                .map_or_else(|| "(none)".into(), |found| format!("{found:?}")),
+            supported: ARCHITECTURES
+                .iter()
+                .map(|a| a.model_type)
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+    }
+
+    pub(crate) fn build(
+        &self,
+        config: &Value,
+        spec: &SubstitutionSpec,
+        activations: DType,
+        device: &Device,
+    ) -> Result<Built, ModelError> {
+        (self.build)(config, spec, activations, device)
+    }
+}

@@ -1,0 +1,84 @@
+//! Parameters that are nothing until a checkpoint fills them.
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use locum_substitution::{Dtype, NamedTensor, SubstitutionError};
+
+/// A parameter of a shape, to be loaded. Used before that, it is zero.
+pub(crate) fn unloaded<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
+    Param::uninitialized(
+        ParamId::new(),
+        move |device, _| Tensor::zeros(shape, (device, DType::F32)),
+        device.clone(),
+        false,
+        Shape::from(shape),
+    )
+}
+
+/// A parameter's tensor from little-endian bytes, in the type that they are stored in.
+///
+/// The bytes are copied: a checkpoint promises no alignment, and its file may go away.
+pub(crate) fn tensor<const D: usize>(
+    bytes: Vec<u8>,
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(
+        TensorData::from_bytes_vec(bytes, shape, dtype),
+        (device, dtype),
+    )
+}
+
+/// Burn's name for a stored type.
+pub(crate) fn dtype(info: &locum_substitution::TensorInfo) -> Result<DType, SubstitutionError> {
+    burn_dtype(&info.dtype).ok_or_else(|| SubstitutionError::Dtype {
+        tensor: info.name.clone(),
+        found: info.dtype.clone(),
+    })
+}
+
+/// Burn's name for a stored type, if it is one that weights have.
+pub(crate) fn burn_dtype(dtype: &Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::Bf16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
+/// Checks a tensor's shape and type.
+pub(crate) fn check_shape(
+    info: &locum_substitution::TensorInfo,
+    expected: &[usize],
+) -> Result<(), SubstitutionError> {
+    dtype(info)?;
+    if info.shape == expected {
+        return Ok(());
+    }
+    Err(SubstitutionError::Shape {
+        tensor: info.name.clone(),
+        expected: expected.to_vec(),
+        found: info.shape.clone(),
+    })
+}
+
+/// The value of a parameter from a tensor of a checkpoint.
+pub(crate) fn value<const D: usize>(
+    tensor_of: NamedTensor,
+    device: &Device,
+) -> Result<Tensor<D>, SubstitutionError> {
+    let (info, bytes) = tensor_of.into_parts();
+    let dtype = dtype(&info)?;
+    let shape: [usize; D] =
+        info.shape
+            .clone()
+            .try_into()
+            .map_err(|found| SubstitutionError::Shape {
+                tensor: info.name,
+                expected: vec![0; D],
+                found,
+            })?;
+    Ok(tensor(bytes.to_vec(), shape, dtype, device))
+}
