@@ -280,6 +280,19 @@ fn layer_whose_experts_are_outside_the_text_stack_loads_by_its_own_prefix() -> O
 }
 
 #[test]
+fn layer_below_the_prefix_of_another_is_told_apart() -> Outcome {
+    let mut model = Model::whole();
+    let inner = "model.layers.0.mlp.experts.group.experts";
+    model.layers[1] = Layer::Moe(Experts::at(1, inner.into(), 5));
+    let mut model = Substituted::try_new(model, &approximate(json!({"0": [2], "1": [3]})))?;
+    let name = format!("{inner}.3.approx_value");
+    load(&mut model, [tensor(&name, &[2], &[1.0, 2.0])])?;
+    assert_eq!(model.experts(1).constant(0), [1.0, 2.0]);
+    assert_eq!(model.experts(0).constants, [None]);
+    Ok(())
+}
+
+#[test]
 fn constant_of_mtp_layer_0_is_not_of_decoder_layer_0() -> Outcome {
     let mut model = Substituted::try_new(Model::whole(), &approximate(json!({"0": [2]})))?;
     assert_says(
