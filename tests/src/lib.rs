@@ -103,7 +103,7 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
 #[must_use]
 pub fn full_logits(model: &Model, ids: &[Vec<i64>]) -> Vec<f32> {
     model
-        .logits(ids, &mut model.new_cache(), Logits::All)
+        .logits(ids, &mut vec![model.new_cache(); ids.len()], Logits::All)
         .unwrap()
 }
 
@@ -112,13 +112,13 @@ pub fn full_logits(model: &Model, ids: &[Vec<i64>]) -> Vec<f32> {
 pub fn cached_logits(model: &Model, ids: &[Vec<i64>], prefix: usize) -> Vec<f32> {
     let (batch, tokens) = (ids.len(), ids[0].len());
     let vocabulary = model.limits().vocabulary;
-    let mut cache = model.new_cache();
+    let mut caches = vec![model.new_cache(); batch];
     let mut all = vec![f32::NAN; batch * tokens * vocabulary];
     let mut start = 0;
     while start < tokens {
         let end = if start == 0 { prefix.max(1) } else { start + 1 };
         let step: Vec<Vec<i64>> = ids.iter().map(|row| row[start..end].to_vec()).collect();
-        let logits = model.logits(&step, &mut cache, Logits::All).unwrap();
+        let logits = model.logits(&step, &mut caches, Logits::All).unwrap();
         let length = (end - start) * vocabulary;
         for (row, logits) in logits.chunks(length).enumerate() {
             all[(row * tokens + start) * vocabulary..][..length].copy_from_slice(logits);

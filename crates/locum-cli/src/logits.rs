@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use locum::models::{Logits, Model};
+use locum::nn::KvCache;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -57,7 +58,7 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     let logits = if arguments.cached {
         cached(&model, &ids)?
     } else {
-        model.logits(&ids, &mut model.new_cache(), Logits::All)?
+        model.logits(&ids, &mut caches(&model, batch), Logits::All)?
     };
     let bytes: Vec<u8> = logits
         .iter()
@@ -75,15 +76,20 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     Ok(())
 }
 
+/// An empty cache for each sequence.
+fn caches(model: &Model, batch: usize) -> Vec<KvCache> {
+    vec![model.new_cache(); batch]
+}
+
 /// One token at a time; the same shape as all at once.
 fn cached(model: &Model, ids: &[Vec<i64>]) -> Result<Vec<f32>, CliError> {
     let (batch, tokens) = (ids.len(), ids[0].len());
     let vocabulary = model.limits().vocabulary;
-    let mut cache = model.new_cache();
+    let mut caches = caches(model, batch);
     let mut all = vec![0.0; batch * tokens * vocabulary];
     for token in 0..tokens {
         let step: Vec<Vec<i64>> = ids.iter().map(|row| vec![row[token]]).collect();
-        let logits = model.logits(&step, &mut cache, Logits::Last)?;
+        let logits = model.logits(&step, &mut caches, Logits::Last)?;
         for (row, logits) in logits.chunks_exact(vocabulary).enumerate() {
             all[(row * tokens + token) * vocabulary..][..vocabulary].copy_from_slice(logits);
         }

@@ -1,11 +1,11 @@
 //! What the architectures share: a pre-norm decoder, its hooks, and its weights' names.
 
 use burn::module::{Module, ModuleDisplay};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use locum_macros::{MoeLayers, expert_substitution};
 use locum_nn::{
-    Embedding, KvCache, LayerCache, Linear, RmsNorm, RotaryConfig, RotaryEmbedding,
-    check_parameters, load_parameters, none_missing,
+    Embedding, KvCache, Linear, RmsNorm, RotaryConfig, Step, check_parameters, load_parameters,
+    none_missing,
 };
 use locum_substitution::name::LayerName;
 use locum_substitution::{
@@ -38,17 +38,12 @@ pub struct DecoderConfig {
 
 /// A decoder layer of an architecture.
 pub trait DecoderLayer: Module + ModuleDisplay + MoeLayers {
-    /// Computes some tokens, after those in the cache.
+    /// Computes the tokens of a step, as the model's layer number `layer`.
     ///
     /// # Shapes
     ///
-    /// `[batch, tokens, hidden]` to the same.
-    fn forward(
-        &self,
-        x: Tensor<3>,
-        rotary: &RotaryEmbedding,
-        cache: Option<&mut LayerCache>,
-    ) -> Tensor<3>;
+    /// `[tokens, hidden]` to the same.
+    fn forward(&self, x: Tensor<2>, layer: usize, step: &mut Step<'_>) -> Tensor<2>;
 }
 
 /// A causal language model of layers `L`; parameter paths are tensor names.
@@ -124,19 +119,29 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
         self.activations
     }
 
-    fn forward(&self, ids: Tensor<2, Int>, cache: &mut KvCache, wanted: Logits) -> Tensor<3> {
-        let tokens = ids.dims()[1];
-        let positions = cache.tokens()..cache.tokens() + tokens;
-        let rotary = self.config.rotary.embedding(positions, &ids.device());
+    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2> {
+        let device = self.model.embed_tokens.weight.lazy_device();
+        let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
+        let mut step = Step::new(&lengths, caches, &self.config.rotary, &device);
+        let ids = ids.concat();
+        let tokens = ids.len();
+        let ids = Tensor::from_data(TensorData::new(ids, [tokens]), &device);
         let mut x = self.model.embed_tokens.forward(ids, self.activations);
         for (index, layer) in self.model.layers.iter().enumerate() {
-            x = layer.forward(x, &rotary, cache.layer(index));
+            x = layer.forward(x, index, &mut step);
         }
-        cache.advance(tokens);
         let x = match wanted {
             Logits::All => x,
-            Logits::Last => x.slice_dim(1, tokens.saturating_sub(1)..tokens),
+            Logits::Last => {
+                let last: Vec<i64> = step.last_tokens().map(|token| token as i64).collect();
+                let sequences = last.len();
+                x.select(
+                    0,
+                    Tensor::from_data(TensorData::new(last, [sequences]), &device),
+                )
+            }
         };
+        step.finish();
         let x = self.model.norm.forward(x);
         match &self.lm_head {
             Some(head) => head.forward(x),

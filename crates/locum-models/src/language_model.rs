@@ -1,6 +1,6 @@
 //! What text generation needs of an architecture.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Tensor};
 use locum_nn::KvCache;
 
 /// The sizes that bound what can be asked of a model.
@@ -21,7 +21,7 @@ pub struct Limits {
 pub enum Logits {
     /// Those of every token.
     All,
-    /// Those of the last token only.
+    /// Those of each sequence's last token only.
     Last,
 }
 
@@ -30,17 +30,19 @@ pub trait CausalLm {
     /// What can be asked of it.
     fn limits(&self) -> Limits;
 
-    /// Continues the sequences in the cache by some tokens.
+    /// Continues the sequence of each cache by some tokens, of which there may be a different number
+    /// in each.
     ///
     /// # Shapes
     ///
-    /// `ids` `[batch, tokens]`; gives `[batch, tokens or 1, vocabulary]`, `f32`.
-    fn forward(&self, ids: Tensor<2, Int>, cache: &mut KvCache, wanted: Logits) -> Tensor<3>;
+    /// Gives `[all tokens, vocabulary]`, sequence after sequence, or `[sequences, vocabulary]` where
+    /// the last tokens' are wanted; `f32`.
+    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2>;
 
     /// The type that the model computes in.
     fn activations(&self) -> DType;
 
-    /// An empty cache.
+    /// An empty cache for one sequence.
     fn new_cache(&self) -> KvCache {
         KvCache::new(self.limits().layers)
     }

@@ -171,61 +171,59 @@ impl Model {
         self.model.language_model().limits()
     }
 
-    /// An empty cache.
+    /// An empty cache for one sequence.
     #[must_use]
     pub fn new_cache(&self) -> KvCache {
         self.model.language_model().new_cache()
     }
 
-    /// Continues the sequences in a cache by some tokens, and gives logits.
+    /// Continues the sequence of each cache by some tokens, of which there may be a different number
+    /// in each, and gives logits. A batch gives what its sequences give one by one.
     ///
     /// # Shapes
     ///
-    /// `ids` is `[batch, tokens]`, row-major, `batch` rows of one length. Gives
-    /// `[batch, tokens or 1, vocabulary]`, row-major.
+    /// Gives `[all tokens, vocabulary]`, row-major, sequence after sequence, or
+    /// `[sequences, vocabulary]` where the last tokens' are wanted.
     ///
     /// # Errors
     ///
-    /// Tokens that the model does not have, or more than its context holds.
+    /// No token, a number of caches other than of sequences, tokens that the model does not have, or
+    /// more than its context holds.
     pub fn logits(
         &self,
         ids: &[Vec<i64>],
-        cache: &mut KvCache,
+        caches: &mut [KvCache],
         wanted: Logits,
     ) -> Result<Vec<f32>, ModelError> {
         let limits = self.limits();
-        let tokens = ids.first().map_or(0, Vec::len);
-        if tokens == 0 {
+        if ids.is_empty() || ids.iter().any(Vec::is_empty) {
             return Err(ModelError::EmptyPrompt);
         }
-        if let Some(row) = ids.iter().find(|row| row.len() != tokens) {
+        if ids.len() != caches.len() {
             return Err(ModelError::field(
-                "input_ids",
-                format!("has rows of {tokens} and of {} tokens", row.len()),
+                "caches",
+                format!("are {}, for {} sequences", caches.len(), ids.len()),
             ));
         }
-        if cache.tokens() + tokens > limits.max_positions {
-            return Err(ModelError::TooLong {
-                what: "the input",
-                tokens: cache.tokens() + tokens,
-                limit: limits.max_positions,
-            });
+        for (ids, cache) in ids.iter().zip(caches.iter()) {
+            let tokens = cache.tokens() + ids.len();
+            if tokens > limits.max_positions {
+                return Err(ModelError::TooLong {
+                    what: "the input",
+                    tokens,
+                    limit: limits.max_positions,
+                });
+            }
+            let unknown =
+                |id: &&i64| usize::try_from(**id).map_or(true, |id| id >= limits.vocabulary);
+            if let Some(&id) = ids.iter().find(unknown) {
+                return Err(ModelError::UnknownToken {
+                    id,
+                    vocabulary: limits.vocabulary,
+                });
+            }
         }
-        let flat: Vec<i64> = ids.concat();
-        if let Some(&id) = flat
-            .iter()
-            .find(|&&id| usize::try_from(id).map_or(true, |id| id >= limits.vocabulary))
-        {
-            return Err(ModelError::UnknownToken {
-                id,
-                vocabulary: limits.vocabulary,
-            });
-        }
-        let ids = burn::tensor::Tensor::from_data(
-            burn::tensor::TensorData::new(flat, [ids.len(), tokens]),
-            &self.device,
-        );
-        let logits = self.model.language_model().forward(ids, cache, wanted);
+        let logits = self.model.language_model().forward(ids, caches, wanted);
         Ok(logits.into_data().iter::<f32>().collect())
     }
 }

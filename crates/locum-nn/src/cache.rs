@@ -1,8 +1,8 @@
-//! Keys and values of the tokens so far.
+//! What a sequence's tokens so far leave behind for those to come.
 
 use burn::tensor::Tensor;
 
-/// The cache of a model: one entry per decoder layer.
+/// The cache of one sequence: an entry per decoder layer.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
@@ -25,18 +25,21 @@ impl KvCache {
         self.tokens
     }
 
-    /// The entry of a layer, `None` beyond the last.
-    pub fn layer(&mut self, layer: usize) -> Option<&mut LayerCache> {
-        self.layers.get_mut(layer)
+    /// The entry of a layer; a new layer gets an empty one.
+    pub(crate) fn layer(&mut self, layer: usize) -> &mut LayerCache {
+        if self.layers.len() <= layer {
+            self.layers.resize_with(layer + 1, LayerCache::default);
+        }
+        &mut self.layers[layer]
     }
 
     /// Counts tokens that all layers have appended.
-    pub fn advance(&mut self, tokens: usize) {
+    pub(crate) fn advance(&mut self, tokens: usize) {
         self.tokens += tokens;
     }
 }
 
-/// Keys and values of one layer.
+/// Keys and values of one layer, or whatever two tensors its attention keeps.
 #[derive(Clone, Debug, Default)]
 pub struct LayerCache {
     keys: Growing,
@@ -48,43 +51,42 @@ impl LayerCache {
     ///
     /// # Shapes
     ///
-    /// `[batch, kv_heads, tokens, head]` each, to the same with all tokens.
-    pub fn append(&mut self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+    /// `[heads, tokens, size]` each, to the same with all tokens; heads and sizes of the two may
+    /// differ.
+    pub fn append(&mut self, keys: Tensor<3>, values: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         (self.keys.append(keys), self.values.append(values))
     }
 }
 
-/// A tensor that grows along dimension 2, with room to spare so that a token is not a copy of all.
+/// A tensor that grows along dimension 1, with room to spare so that a token is not a copy of all.
 #[derive(Clone, Debug, Default)]
 struct Growing {
-    buffer: Option<Tensor<4>>,
+    buffer: Option<Tensor<3>>,
     used: usize,
 }
 
 impl Growing {
-    fn append(&mut self, more: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, tokens, head] = more.dims();
+    fn append(&mut self, more: Tensor<3>) -> Tensor<3> {
+        let [heads, tokens, size] = more.dims();
         let used = self.used + tokens;
         let buffer = match self.buffer.take() {
             // A first pass over a whole sequence may be the only one: no room to spare yet.
             None => more,
             Some(buffer) => {
-                let room = buffer.dims()[2];
+                let room = buffer.dims()[1];
                 let buffer = if used > room {
                     let spare = used.next_power_of_two().max(64) - room;
-                    let spare = Tensor::zeros(
-                        [batch, heads, spare, head],
-                        (&buffer.device(), buffer.dtype()),
-                    );
-                    Tensor::cat(vec![buffer, spare], 2)
+                    let spare =
+                        Tensor::zeros([heads, spare, size], (&buffer.device(), buffer.dtype()));
+                    Tensor::cat(vec![buffer, spare], 1)
                 } else {
                     buffer
                 };
-                buffer.slice_assign([0..batch, 0..heads, self.used..used, 0..head], more)
+                buffer.slice_assign([0..heads, self.used..used, 0..size], more)
             }
         };
         self.used = used;
-        let all = buffer.clone().slice_dim(2, 0..used);
+        let all = buffer.clone().slice_dim(1, 0..used);
         self.buffer = Some(buffer);
         all
     }

@@ -26,25 +26,19 @@ impl Embedding {
     ///
     /// # Shapes
     ///
-    /// `[batch, tokens]` to `[batch, tokens, hidden]`, of type `dtype`.
+    /// `[tokens]` to `[tokens, hidden]`, of type `dtype`.
     #[must_use]
-    pub fn forward(&self, ids: Tensor<2, Int>, dtype: DType) -> Tensor<3> {
-        let [batch, tokens] = ids.dims();
-        let weight = self.weight.val();
-        let hidden = weight.dims()[1];
-        weight
-            .select(0, ids.reshape([batch * tokens]))
-            .cast(dtype)
-            .reshape([batch, tokens, hidden])
+    pub fn forward(&self, ids: Tensor<1, Int>, dtype: DType) -> Tensor<2> {
+        self.weight.val().select(0, ids).cast(dtype)
     }
 
     /// The head of tied embeddings.
     ///
     /// # Shapes
     ///
-    /// `[batch, tokens, hidden]` to `[batch, tokens, vocabulary]`.
+    /// `[tokens, hidden]` to `[tokens, vocabulary]`.
     #[must_use]
-    pub fn head(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn head(&self, x: Tensor<2>) -> Tensor<2> {
         product(x, self.weight.val())
     }
 }

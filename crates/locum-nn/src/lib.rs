@@ -16,10 +16,12 @@ mod experts;
 mod linear;
 mod load;
 mod mlp;
+mod moe;
 mod norm;
 mod parameter;
 mod rotary;
 mod router;
+mod step;
 
 pub use attention::{AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, attend};
 pub use cache::{KvCache, LayerCache};
@@ -28,8 +30,10 @@ pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
 pub use linear::Linear;
 pub use load::{check_parameters, load_parameters, none_missing};
 pub use mlp::GatedMlp;
+pub use moe::SparseMoe;
 pub use norm::RmsNorm;
 pub use rotary::{RotaryConfig, RotaryEmbedding};
 pub use router::{GroupScore, Groups, Router, RoutingRule, Scoring};
+pub use step::Step;
 
 pub use burn::tensor::{DType, Device, DeviceKind};

@@ -1,7 +1,5 @@
 //! Rotary position embedding, half-split as in Hugging Face checkpoints.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// How positions become angles.
@@ -30,12 +28,17 @@ impl RotaryConfig {
 
     /// The rotations of some positions.
     #[must_use]
-    pub fn embedding(&self, positions: Range<usize>, device: &Device) -> RotaryEmbedding {
+    pub fn embedding(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        device: &Device,
+    ) -> RotaryEmbedding {
         let frequencies = self.frequencies();
-        let shape = [positions.len(), frequencies.len()];
         let angles: Vec<f32> = positions
             .flat_map(|position| frequencies.iter().map(move |f| position as f32 * f))
             .collect();
+        let half = frequencies.len();
+        let shape = [angles.len() / half.max(1), half];
         let table = |f: fn(f32) -> f32| {
             let values: Vec<f32> = angles.iter().copied().map(f).collect();
             Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
@@ -47,7 +50,7 @@ impl RotaryConfig {
     }
 }
 
-/// Cosines and sines of a range of positions.
+/// Cosines and sines of some tokens' positions.
 ///
 /// The pairs that are rotated are `(x_i, x_{i + d/2})`, not neighbours as in the paper: this is the
 /// order in which Hugging Face checkpoints store their projections.
@@ -65,27 +68,27 @@ impl RotaryEmbedding {
     ///
     /// # Shapes
     ///
-    /// `[batch, heads, tokens, head]` to the same.
+    /// `[tokens, heads, head]` to the same.
     #[must_use]
-    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let dtype = x.dtype();
-        let (head, half) = (x.dims()[3], self.cos.dims()[1]);
+        let (head, half) = (x.dims()[2], self.cos.dims()[1]);
         let x = x.cast(DType::F32);
         let (first, second) = (
-            x.clone().slice_dim(3, 0..half),
-            x.clone().slice_dim(3, half..2 * half),
+            x.clone().slice_dim(2, 0..half),
+            x.clone().slice_dim(2, half..2 * half),
         );
         let (cos, sin) = (
-            self.cos.clone().unsqueeze::<4>(),
-            self.sin.clone().unsqueeze::<4>(),
+            self.cos.clone().unsqueeze_dim::<3>(1),
+            self.sin.clone().unsqueeze_dim::<3>(1),
         );
         let mut parts = vec![
             first.clone() * cos.clone() - second.clone() * sin.clone(),
             second * cos + first * sin,
         ];
         if 2 * half < head {
-            parts.push(x.slice_dim(3, 2 * half..head));
+            parts.push(x.slice_dim(2, 2 * half..head));
         }
-        Tensor::cat(parts, 3).cast(dtype)
+        Tensor::cat(parts, 2).cast(dtype)
     }
 }

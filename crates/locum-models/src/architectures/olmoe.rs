@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use locum_macros::MoeLayers;
 use locum_nn::{
-    AttentionOptions, ExpertNames, ExpertsConfig, GroupedQueryAttention, HeadNorm, LayerCache,
-    RmsNorm, RotaryEmbedding, RoutedExperts, Router, RoutingRule,
+    AttentionOptions, ExpertNames, ExpertsConfig, GroupedQueryAttention, HeadNorm, RmsNorm,
+    RoutingRule, SparseMoe, Step,
 };
 use locum_substitution::Dtype;
 use serde_json::Value;
@@ -99,17 +99,7 @@ pub struct OlmoeLayer {
     self_attn: GroupedQueryAttention,
     post_attention_layernorm: RmsNorm,
     #[substitution(layers)]
-    mlp: SparseMoeBlock,
-}
-
-#[derive(Module, Debug, MoeLayers)]
-#[substitution(crate = locum_substitution)]
-struct SparseMoeBlock {
-    gate: Router,
-    #[substitution(layers)]
-    experts: RoutedExperts,
-    #[module(skip)]
-    routing: RoutingRule,
+    mlp: SparseMoe,
 }
 
 impl OlmoeLayer {
@@ -117,55 +107,33 @@ impl OlmoeLayer {
         let DecoderConfig {
             hidden, epsilon, ..
         } = config.decoder;
-        let experts = config.experts[layer];
         let norm = || RmsNorm::new(hidden, epsilon, device);
         Self {
             input_layernorm: norm(),
             self_attn: GroupedQueryAttention::new(hidden, config.attention, device),
             post_attention_layernorm: norm(),
-            mlp: SparseMoeBlock {
-                gate: Router::new(hidden, experts as usize, device),
-                experts: RoutedExperts::new(
-                    ExpertsConfig {
-                        layer: layer as u32,
-                        prefix: format!("model.layers.{layer}.mlp.experts"),
-                        num_logical_experts: experts,
-                        hidden,
-                        intermediate: config.intermediate,
-                        names: ExpertNames::PROJ,
-                        constant_dtype: config.dtype.clone(),
-                    },
-                    device,
-                ),
-                routing: config.routing,
-            },
+            mlp: SparseMoe::new(
+                ExpertsConfig {
+                    layer: layer as u32,
+                    prefix: format!("model.layers.{layer}.mlp.experts"),
+                    num_logical_experts: config.experts[layer],
+                    hidden,
+                    intermediate: config.intermediate,
+                    names: ExpertNames::PROJ,
+                    constant_dtype: config.dtype.clone(),
+                },
+                config.routing,
+                device,
+            ),
         }
     }
 }
 
 impl DecoderLayer for OlmoeLayer {
-    fn forward(
-        &self,
-        x: Tensor<3>,
-        rotary: &RotaryEmbedding,
-        cache: Option<&mut LayerCache>,
-    ) -> Tensor<3> {
-        let attended =
-            self.self_attn
-                .forward(self.input_layernorm.forward(x.clone()), rotary, cache);
-        let x = x + attended;
-        let mixture = self
-            .mlp
-            .forward(self.post_attention_layernorm.forward(x.clone()));
-        x + mixture
-    }
-}
-
-impl SparseMoeBlock {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let shape @ [batch, tokens, hidden] = x.dims();
-        let x = x.reshape([batch * tokens, hidden]);
-        let routes = self.gate.forward(x.clone(), &self.routing);
-        self.experts.forward(x, &routes).reshape(shape)
+    fn forward(&self, x: Tensor<2>, layer: usize, step: &mut Step<'_>) -> Tensor<2> {
+        let normed = self.input_layernorm.forward(x.clone());
+        let x = x + self.self_attn.forward(normed, layer, step);
+        let normed = self.post_attention_layernorm.forward(x.clone());
+        x + self.mlp.forward(normed)
     }
 }

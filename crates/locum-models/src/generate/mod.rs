@@ -111,7 +111,7 @@ impl<'m> Generator<'m> {
         }
 
         let room = self.model.limits().max_positions - prompt.len();
-        let mut cache = self.model.new_cache();
+        let mut caches = [self.model.new_cache()];
         let mut tokens = Vec::new();
         let mut input: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
         let start = Instant::now();
@@ -125,7 +125,7 @@ impl<'m> Generator<'m> {
             }
             let logits =
                 self.model
-                    .logits(&[std::mem::take(&mut input)], &mut cache, Logits::Last)?;
+                    .logits(&[std::mem::take(&mut input)], &mut caches, Logits::Last)?;
             let id = sampler.next(&logits).ok_or(ModelError::NanLogits {
                 tokens: prompt.len() + tokens.len(),
             })?;

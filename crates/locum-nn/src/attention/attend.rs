@@ -1,4 +1,4 @@
-//! Causal attention with grouped-query heads.
+//! Causal attention of one sequence.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -14,59 +14,37 @@ pub struct AttentionShape {
     pub head: usize,
 }
 
-impl AttentionShape {
-    /// Splits a projection into heads.
-    ///
-    /// # Shapes
-    ///
-    /// `[batch, tokens, heads·head]` to `[batch, heads, tokens, head]`.
-    #[must_use]
-    pub fn split(&self, x: Tensor<3>, heads: usize) -> Tensor<4> {
-        let [batch, tokens, _] = x.dims();
-        x.reshape([batch, tokens, heads, self.head]).swap_dims(1, 2)
-    }
-}
-
-/// `softmax(q·kᵀ/√head + causal)·v` in `f32`, rounded once to the type of the queries
+/// `softmax(q·kᵀ·scale + causal)·v` in `f32`, rounded once to the type of the queries
 /// (arXiv 1706.03762, equation 1; grouped heads: arXiv 2305.13245).
 ///
 /// The last query is the last of the keys: query `i` of `t` sees the keys up to `s − t + i`.
 ///
 /// # Shapes
 ///
-/// Queries `[batch, heads, t, head]`, keys and values `[batch, kv_heads, s, head]`; gives
-/// `[batch, t, heads·head]`.
+/// Queries `[heads, t, head]`, keys `[kv_heads, s, head]`, values `[kv_heads, s, size]`, where
+/// `kv_heads` divides `heads`; gives `[t, heads·size]`.
 #[must_use]
-pub fn attend(
-    queries: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
-    shape: AttentionShape,
-) -> Tensor<3> {
+pub fn attend(queries: Tensor<3>, keys: Tensor<3>, values: Tensor<3>, scale: f64) -> Tensor<2> {
     let dtype = queries.dtype();
-    let [batch, heads, tokens, head] = queries.dims();
-    let [_, kv_heads, seen, _] = keys.dims();
-    let group = shape.heads / shape.kv_heads;
+    let [heads, tokens, head] = queries.dims();
+    let [kv_heads, seen, _] = keys.dims();
+    let size = values.dims()[2];
+    let group = heads / kv_heads;
     // The queries of a group lie side by side, so that keys are never repeated in memory.
-    let queries = (queries.cast(DType::F32) * (shape.head as f64).powf(-0.5)).reshape([
-        batch,
-        kv_heads,
-        group * tokens,
-        head,
-    ]);
-    let scores = queries.matmul(keys.cast(DType::F32).swap_dims(2, 3));
+    let queries = (queries.cast(DType::F32) * scale).reshape([kv_heads, group * tokens, head]);
+    let scores = queries.matmul(keys.cast(DType::F32).swap_dims(1, 2));
     let scores = if tokens == 1 {
         scores
     } else {
         let mask = causal(tokens, seen, &scores.device());
-        let scores = scores.reshape([batch, kv_heads, group, tokens, seen]) + mask.unsqueeze();
-        scores.reshape([batch, kv_heads, group * tokens, seen])
+        let scores = scores.reshape([kv_heads, group, tokens, seen]) + mask.unsqueeze();
+        scores.reshape([kv_heads, group * tokens, seen])
     };
-    softmax(scores, 3)
+    softmax(scores, 2)
         .matmul(values.cast(DType::F32))
-        .reshape([batch, heads, tokens, head])
-        .swap_dims(1, 2)
-        .reshape([batch, tokens, heads * head])
+        .reshape([heads, tokens, size])
+        .swap_dims(0, 1)
+        .reshape([tokens, heads * size])
         .cast(dtype)
 }
 

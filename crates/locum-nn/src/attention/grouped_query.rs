@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use super::{AttentionShape, attend};
-use crate::{LayerCache, Linear, RmsNorm, RotaryEmbedding};
+use crate::{Linear, RmsNorm, Step};
 
 /// How queries and keys are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,33 +82,39 @@ impl GroupedQueryAttention {
         }
     }
 
-    /// Attends, after the tokens in the cache.
+    /// Attends, after the tokens in the caches of a layer.
     ///
     /// # Shapes
     ///
-    /// `[batch, tokens, hidden]` to the same.
+    /// `[tokens, hidden]` to the same.
     #[must_use]
-    pub fn forward(
-        &self,
-        x: Tensor<3>,
-        rotary: &RotaryEmbedding,
-        cache: Option<&mut LayerCache>,
-    ) -> Tensor<3> {
-        let shape = self.options.shape;
-        let queries = self.heads(self.q_proj.forward(x.clone()), shape.heads, &self.q_norm);
-        let keys = self.heads(self.k_proj.forward(x.clone()), shape.kv_heads, &self.k_norm);
-        let values = self.heads(self.v_proj.forward(x), shape.kv_heads, &None);
-        let queries = rotary.forward(queries);
-        let keys = rotary.forward(keys);
-        let (keys, values) = match cache {
-            Some(cache) => cache.append(keys, values),
-            None => (keys, values),
-        };
-        self.o_proj.forward(attend(queries, keys, values, shape))
+    pub fn forward(&self, x: Tensor<2>, layer: usize, step: &mut Step<'_>) -> Tensor<2> {
+        let AttentionShape {
+            heads,
+            kv_heads,
+            head,
+        } = self.options.shape;
+        let queries = self.heads(self.q_proj.forward(x.clone()), heads, &self.q_norm);
+        let keys = self.heads(self.k_proj.forward(x.clone()), kv_heads, &self.k_norm);
+        let values = self.heads(self.v_proj.forward(x), kv_heads, &None);
+        let queries = step.rotary().forward(queries);
+        let keys = step.rotary().forward(keys);
+        let scale = (head as f64).powf(-0.5);
+        let attended = step.by_sequence(layer, |start, length, cache| {
+            let rows = |x: &Tensor<3>| {
+                x.clone()
+                    .slice_dim(0, start..start + length)
+                    .swap_dims(0, 1)
+            };
+            let (keys, values) = cache.append(rows(&keys), rows(&values));
+            attend(rows(&queries), keys, values, scale)
+        });
+        self.o_proj.forward(attended)
     }
 
-    /// Normalises, bounds and splits a projection.
-    fn heads(&self, x: Tensor<3>, heads: usize, norm: &Option<RmsNorm>) -> Tensor<4> {
+    /// Normalises, bounds and splits a projection: `[tokens, heads·head]` to
+    /// `[tokens, heads, head]`.
+    fn heads(&self, x: Tensor<2>, heads: usize, norm: &Option<RmsNorm>) -> Tensor<3> {
         let over_head = matches!(self.options.norm, HeadNorm::Head(_));
         let x = match norm {
             Some(norm) if !over_head => norm.forward(x),
@@ -118,7 +124,8 @@ impl GroupedQueryAttention {
             Some(bound) => x.clamp(-bound, bound),
             None => x,
         };
-        let x = self.options.shape.split(x, heads);
+        let tokens = x.dims()[0];
+        let x = x.reshape([tokens, heads, self.options.shape.head]);
         match norm {
             Some(norm) if over_head => norm.forward(x),
             _ => x,

@@ -1,0 +1,115 @@
+//! A mixture-of-experts feed-forward: router, routed experts, and shared experts beside them.
+
+use burn::module::{Module, Param};
+use burn::tensor::activation::sigmoid;
+use burn::tensor::{Device, Tensor};
+use locum_macros::MoeLayers;
+
+use crate::experts::{ExpertsConfig, RoutedExperts};
+use crate::parameter::unloaded;
+use crate::{GatedMlp, Linear, Router, RoutingRule};
+
+/// Routed experts, and in some families experts that every token goes to.
+///
+/// Families name the shared ones differently, and so do the fields here: a field that a family does
+/// not have is `None`, and has no parameters.
+#[derive(Module, Debug, MoeLayers)]
+#[substitution(crate = locum_substitution)]
+pub struct SparseMoe {
+    /// The router.
+    pub gate: Router,
+    /// The routed experts.
+    #[substitution(layers)]
+    pub experts: RoutedExperts,
+    /// Qwen2-MoE's shared expert.
+    pub shared_expert: Option<GatedMlp>,
+    /// The gate of [`shared_expert`](Self::shared_expert), `[1, hidden]`.
+    pub shared_expert_gate: Option<Linear>,
+    /// DeepSeek's shared experts, as one feed-forward.
+    pub shared_experts: Option<GatedMlp>,
+    /// A correction of the choice that the checkpoint keeps beside the router, `[experts]`.
+    pub e_score_correction_bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    rule: RoutingRule,
+}
+
+impl SparseMoe {
+    /// Routed experts alone, to be loaded.
+    #[must_use]
+    pub fn new(experts: ExpertsConfig, rule: RoutingRule, device: &Device) -> Self {
+        Self {
+            gate: Router::new(experts.hidden, experts.num_logical_experts as usize, device),
+            experts: RoutedExperts::new(experts, device),
+            shared_expert: None,
+            shared_expert_gate: None,
+            shared_experts: None,
+            e_score_correction_bias: None,
+            rule,
+        }
+    }
+
+    /// The same with a shared expert of this size, weighted by a sigmoid gate (Qwen2-MoE).
+    #[must_use]
+    pub fn with_gated_shared_expert(
+        self,
+        hidden: usize,
+        intermediate: usize,
+        device: &Device,
+    ) -> Self {
+        Self {
+            shared_expert: Some(GatedMlp::new(hidden, intermediate, device)),
+            shared_expert_gate: Some(Linear::new(hidden, 1, device)),
+            ..self
+        }
+    }
+
+    /// The same with shared experts of this size in all (DeepSeek).
+    #[must_use]
+    pub fn with_shared_experts(self, hidden: usize, intermediate: usize, device: &Device) -> Self {
+        Self {
+            shared_experts: Some(GatedMlp::new(hidden, intermediate, device)),
+            ..self
+        }
+    }
+
+    /// The same with a correction of the choice within the router (DeepSeek-V3).
+    #[must_use]
+    pub fn with_router_correction(self, device: &Device) -> Self {
+        Self {
+            gate: self.gate.with_correction_bias(device),
+            ..self
+        }
+    }
+
+    /// The same with a correction of the choice beside the router (MiniMax-M2).
+    #[must_use]
+    pub fn with_correction(self, experts: usize, device: &Device) -> Self {
+        Self {
+            e_score_correction_bias: Some(unloaded([experts], device)),
+            ..self
+        }
+    }
+
+    /// Computes some tokens.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let routes = match &self.e_score_correction_bias {
+            Some(bias) => self
+                .gate
+                .forward_with_bias(x.clone(), &self.rule, Some(bias)),
+            None => self.gate.forward(x.clone(), &self.rule),
+        };
+        let mut y = self.experts.forward(x.clone(), &routes);
+        if let Some(shared) = &self.shared_experts {
+            y = y + shared.forward(x.clone());
+        }
+        if let (Some(shared), Some(gate)) = (&self.shared_expert, &self.shared_expert_gate) {
+            y = y + shared.forward(x.clone()) * sigmoid(gate.forward(x));
+        }
+        y
+    }
+}
