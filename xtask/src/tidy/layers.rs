@@ -3,8 +3,7 @@
 use serde_json::Value;
 
 /// From the top down.
-const LAYERS: [&str; 8] = [
-    "eplb",
+pub(super) const LAYERS: [&str; 7] = [
     "locum-substitution",
     "locum-macros",
     "locum-checkpoint",
@@ -18,8 +17,7 @@ const LAYERS: [&str; 8] = [
 const OUTSIDE: [&str; 4] = ["xtask", "locum-tests", "locum-benches", "locum-downstream"];
 
 /// What a crate must not depend on, unless behind a feature of its own.
-const FORBIDDEN: [(&str, &[&str]); 3] = [
-    ("eplb", &["burn", "safetensors"]),
+const FORBIDDEN: [(&str, &[&str]); 2] = [
     ("locum-substitution", &["burn", "safetensors", "memmap2"]),
     ("locum-checkpoint", &["burn"]),
 ];
