@@ -43,7 +43,7 @@ fn tiny_model(effort: Effort) {
         let prefill = effort.median(|| {
             let mut caches = [model.new_cache()];
             model
-                .logits(&[ids.clone()], &mut caches, Logits::Last)
+                .logits(std::slice::from_ref(&ids), &mut caches, Logits::Last)
                 .unwrap()
         });
         let mut prefix = [model.new_cache()];
