@@ -103,7 +103,7 @@ impl Geometry {
         }
         let physical = retained.saturating_add(redundant);
         if !physical.is_multiple_of(ranks) {
-            let above = physical.next_multiple_of(ranks);
+            let above = physical.checked_next_multiple_of(ranks).unwrap_or(physical);
             return Err(Error::Setting {
                 what: "redundant experts".into(),
                 found: format!(

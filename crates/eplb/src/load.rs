@@ -57,7 +57,7 @@ impl Loads {
     /// # Errors
     ///
     /// When there is no window, a layer without experts, windows differ in shape, or a load is NaN, infinite, negative or above 2^53.
-    pub fn from_windows(windows: Vec<Vec<Vec<f64>>>) -> Result<Self, Error> {
+    pub fn from_windows(mut windows: Vec<Vec<Vec<f64>>>) -> Result<Self, Error> {
         let Some(first) = windows.first() else {
             return Err(Error::Empty {
                 what: "load windows".into(),
@@ -88,6 +88,10 @@ impl Loads {
                     check(window, layer, expert, value)?;
                 }
             }
+        }
+        // Searches order loads by their bits, in which minus zero would be the largest.
+        for load in windows.iter_mut().flatten().flatten() {
+            *load += 0.0;
         }
         Ok(Self {
             scope: Scope::Global,
