@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The slots of a layer do not divide among the ranks.
     #[error(
-        "layer {layer}: {slots} slots are not a multiple of {ranks} ranks; use {nearest} slots, or allow uneven ranks"
+        "layer {layer}: {slots} slots are not a multiple of {ranks} ranks; use {nearest} slots, or allow uneven slots"
     )]
     UnevenSlots {
         /// The layer.

@@ -138,7 +138,7 @@ fn slots_that_are_not_a_multiple_of_the_ranks() {
     };
     assert_eq!(
         text(build(290, false)),
-        "layer 0: 290 slots are not a multiple of 32 ranks; use 288 or 320 slots, or allow uneven ranks"
+        "layer 0: 290 slots are not a multiple of 32 ranks; use 288 or 320 slots, or allow uneven slots"
     );
     // The multiple below would not hold the experts.
     let few = Problem::builder(
