@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 
-/// More ranks than any expert-parallel group has; keeps products of ranks, slots and experts far from overflow.
-const LIMIT: usize = 1 << 20;
+/// Many times the ranks of any expert-parallel group. A typing error ends here, not in an allocation of ranks times experts.
+const LIMIT: usize = 1 << 12;
 
 /// The ranks that experts are placed on.
 ///

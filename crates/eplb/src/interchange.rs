@@ -216,6 +216,15 @@ impl Placement {
             ));
         }
         if let Some(map) = document.get("physical_to_logical_map") {
+            // The same slots on other ranks would be read without complaint, and every move counted wrongly.
+            let planned = document.get("ranks").and_then(Value::as_u64);
+            if let Some(planned) = planned.filter(|planned| *planned != ranks as u64) {
+                return Err(Error::Shape {
+                    what: "ranks of the plan".into(),
+                    expected: ranks.to_string(),
+                    found: planned.to_string(),
+                });
+            }
             let mut rows = rows(map, "physical_to_logical_map")?;
             if let Some(hidden) =
                 hidden.filter(|hidden| rows.len() == hidden.count && rows.len() != experts.len())

@@ -8,8 +8,9 @@ use crate::index::{RetainedExpert, Slot};
 /// What a slot holds that holds nothing: a slot of a dead rank.
 pub(crate) const EMPTY: u32 = u32::MAX;
 
-/// Limit on slots and experts of a layer; far above any model, and low enough that no size computed here overflows.
-const LIMIT: usize = 1 << 20;
+/// Limits of a layer, far above any model. A typing error ends here, not in an allocation.
+const MOST_SLOTS: usize = 1 << 20;
+const MOST_EXPERTS: usize = 1 << 16;
 
 /// First slot of each rank, and the end: with slots that do not divide, the first ranks have one more.
 pub(crate) fn rank_offsets(slots: usize, ranks: usize) -> Arc<[u32]> {
@@ -49,9 +50,9 @@ impl LayerPlacement {
                 what: "ranks".into(),
             });
         }
-        limit("slots of a layer", slots.len())?;
-        limit("experts of a layer", experts)?;
-        limit("ranks", ranks)?;
+        check_slots_limit(slots.len())?;
+        check_experts_limit(experts)?;
+        limit("ranks", ranks, MOST_SLOTS)?;
         for (slot, expert) in slots.iter().enumerate() {
             if let Some(expert) = expert.filter(|expert| expert.index() >= experts) {
                 return Err(Error::UnknownExpert {
@@ -85,7 +86,11 @@ impl LayerPlacement {
         ranks: usize,
     ) -> Result<Self, Error> {
         let mut placement = Self::new(layer, slots, replicas.len(), ranks)?;
-        limit("replicas of a layer", replicas.iter().map(Vec::len).sum())?;
+        limit(
+            "replicas of a layer",
+            replicas.iter().map(Vec::len).sum(),
+            MOST_SLOTS,
+        )?;
         placement.replicas.clear();
         placement.replica_offsets.clear();
         placement.replica_offsets.push(0);
@@ -252,13 +257,17 @@ impl LayerPlacement {
     }
 }
 
-pub(crate) fn limit(what: &'static str, value: usize) -> Result<(), Error> {
-    if value > LIMIT {
-        return Err(Error::Limit {
-            what,
-            value,
-            limit: LIMIT,
-        });
+pub(crate) fn check_slots_limit(slots: usize) -> Result<(), Error> {
+    limit("slots of a layer", slots, MOST_SLOTS)
+}
+
+pub(crate) fn check_experts_limit(experts: usize) -> Result<(), Error> {
+    limit("experts of a layer", experts, MOST_EXPERTS)
+}
+
+fn limit(what: &'static str, value: usize, limit: usize) -> Result<(), Error> {
+    if value > limit {
+        return Err(Error::Limit { what, value, limit });
     }
     Ok(())
 }

@@ -241,20 +241,21 @@ impl Plan {
         let zero = problem.layers.iter().filter(|layer| layer.zero).count();
         if zero > 0 {
             let outcome = if problem.current.is_some() {
-                "keep their placement"
+                "left as placed"
             } else {
-                "get even replicas"
+                "given even replicas"
             };
+            let layers = if zero == 1 { "layer" } else { "layers" };
             parts.push(format!("{zero} {layers} without load {outcome}"));
         }
         if let Scope::Local { rank } = problem.loads.scope() {
             parts.push(format!("loads are those of rank {rank} alone"));
         }
         if !self.duplicates.is_empty() {
-            parts.push(format!(
-                "{} experts are more than once on a rank",
-                self.duplicates.len()
-            ));
+            parts.push(match self.duplicates.len() {
+                1 => "an expert is more than once on a rank".to_owned(),
+                count => format!("{count} times an expert is more than once on a rank"),
+            });
         }
         parts.join("; ")
     }

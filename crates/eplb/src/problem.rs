@@ -6,7 +6,7 @@ use crate::bound::{LowerBound, Room, assign_groups};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::load::{Loads, Summary};
-use crate::placement::{Placement, limit, rank_offsets};
+use crate::placement::{Placement, check_experts_limit, check_slots_limit, rank_offsets};
 
 /// How many slots the layers have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -275,8 +275,8 @@ fn check_slots(
     cluster: &Cluster,
     uneven: bool,
 ) -> Result<(), Error> {
-    limit("experts of a layer", experts)?;
-    limit("slots of a layer", slots)?;
+    check_experts_limit(experts)?;
+    check_slots_limit(slots)?;
     let ranks = cluster.ranks();
     if slots < experts {
         return Err(Error::TooFewSlots {

@@ -157,36 +157,36 @@ fn check_duplicates(
     duplicates: Duplicates,
     found: &mut Vec<Duplicate>,
 ) -> Result<(), Error> {
+    // The last rank that each expert was seen on, and seen twice on.
     let mut seen_on = vec![u32::MAX; placement.experts()];
+    let mut twice_on = seen_on.clone();
     for rank in 0..placement.ranks() {
-        for slot in placement.range(rank) {
-            let expert = placement.raw()[slot];
-            if expert == EMPTY {
+        let slots = &placement.raw()[placement.range(rank)];
+        for &expert in slots.iter().filter(|expert| **expert != EMPTY) {
+            let index = expert as usize;
+            if seen_on[index] != rank as u32 {
+                seen_on[index] = rank as u32;
                 continue;
             }
-            if seen_on[expert as usize] != rank as u32 {
-                seen_on[expert as usize] = rank as u32;
+            if twice_on[index] == rank as u32 {
                 continue;
             }
-            let slots = &placement.raw()[placement.range(rank)];
+            twice_on[index] = rank as u32;
             let times = slots.iter().filter(|other| **other == expert).count();
-            let duplicate = Duplicate {
-                layer,
-                rank,
-                expert: expert as usize,
-                times,
-            };
             if duplicates == Duplicates::Refuse && slots.len() <= problem.choice(layer) {
                 return Err(Error::Duplicate {
                     layer,
                     rank,
-                    expert: expert as usize,
+                    expert: index,
                     times,
                 });
             }
-            if found.last() != Some(&duplicate) && !found.contains(&duplicate) {
-                found.push(duplicate);
-            }
+            found.push(Duplicate {
+                layer,
+                rank,
+                expert: index,
+                times,
+            });
         }
     }
     Ok(())

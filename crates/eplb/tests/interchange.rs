@@ -290,3 +290,9 @@ fn documents_of_no_format_are_errors_that_name_the_field() {
         assert!(message.starts_with(start), "{message}");
     }
 }
+
+#[test]
+fn a_plan_for_other_ranks_is_refused() {
+    let error = Placement::from_json(&plan().to_json(), &[8, 8], 2, None).unwrap_err();
+    assert_eq!(error.to_string(), "ranks of the plan: expected 2, found 4");
+}

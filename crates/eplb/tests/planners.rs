@@ -497,7 +497,7 @@ fn without_load_replicas_are_even() {
         assert_eq!((plan.balancedness, plan.gap), (1.0, 0.0));
         assert!(
             plan.reason
-                .contains("1 layer without load get even replicas"),
+                .contains("1 layer without load given even replicas"),
             "{}",
             plan.reason
         );

@@ -424,6 +424,18 @@ fn wrong_loads_are_one_line_that_names_file_and_place() {
         ));
         assert!(message.starts_with(expected), "{message}");
     }
+    for shape in ["[0,1099511627776,1099511627776]", "[0,0]", "[1,0,1]"] {
+        let header =
+            format!("{{\"a\":{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[0,0]}}}}");
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        folder.write("n.safetensors", file);
+        let message = folder.fails("plan --load n.safetensors --ranks 1 --slots 2");
+        assert!(
+            message.starts_with("n.safetensors: tensor a: shape ["),
+            "{message}"
+        );
+    }
     let message = folder.fails("plan --load missing.json --ranks 1 --slots 2");
     assert!(
         message.starts_with("cannot read missing.json: "),

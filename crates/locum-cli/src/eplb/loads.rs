@@ -201,11 +201,12 @@ fn safetensors(bytes: &[u8], name: Option<&str>) -> Result<Windows, String> {
         }
     };
     let flat = numbers(tensor.dtype(), tensor.data(), name)?;
-    if layers == 0 || experts == 0 || flat.len() != windows * layers * experts {
+    let of_window = layers.checked_mul(experts).unwrap_or(0);
+    if of_window == 0 || flat.is_empty() || Some(flat.len()) != of_window.checked_mul(windows) {
         return Err(format!("tensor {name}: shape {shape:?} holds no loads"));
     }
     let window = |loads: &[f64]| loads.chunks_exact(experts).map(<[f64]>::to_vec).collect();
-    Ok(flat.chunks_exact(layers * experts).map(window).collect())
+    Ok(flat.chunks_exact(of_window).map(window).collect())
 }
 
 fn numbers(dtype: Dtype, data: &[u8], name: &str) -> Result<Vec<f64>, String> {
@@ -249,6 +250,7 @@ fn numbers(dtype: Dtype, data: &[u8], name: &str) -> Result<Vec<f64>, String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::{csv, json};
 
