@@ -1,7 +1,8 @@
 //! Time and quality of the planners of `eplb`, one thread, beside their targets.
 //!
-//! `cargo bench -p locum-benches --bench eplb`; `-- --quick` takes fewer repetitions. The output is Markdown. A time covers all that a caller
-//! waits for: checking the input, bounds, planning, validation, and the report.
+//! `cargo bench -p locum-benches --bench eplb`; `-- --quick` takes fewer repetitions. The output is
+//! Markdown. A time covers all that a caller waits for: checking the input, bounds, planning,
+//! validation, and the report.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::hint::black_box;

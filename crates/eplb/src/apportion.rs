@@ -3,10 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Replica counts that minimise the largest `weight / count`, with at least 1 and at most `cap` replicas each.
+/// Replica counts that minimise the largest `weight / count`, with at least 1 and at most `cap`
+/// replicas each.
 ///
-/// Always giving the next slot to the largest share is optimal for this objective: it is the divisor method of apportionment with
-/// the quotients `w/1, w/2, …` (as for D'Hondt, with the largest quotient that is *left over* as objective). Ties go to the lowest id.
+/// Always giving the next slot to the largest share is optimal for this objective: it is the
+/// divisor method of apportionment with the quotients `w/1, w/2, …` (as for D'Hondt, with the
+/// largest quotient that is *left over* as objective). Ties go to the lowest id.
 ///
 /// Slots beyond `cap` for every expert stay unused; the counts' sum says how many were given out.
 pub(crate) fn replica_counts(weights: &[f64], slots: usize, cap: usize, counts: &mut Vec<u32>) {

@@ -12,9 +12,11 @@ use crate::apportion::{largest_share, replica_counts};
 pub enum BoundKind {
     /// `Σw / Σspeed`: some rank needs at least the mean time.
     MeanRankLoad,
-    /// The best achievable `max w/r`: the rank with the heaviest replica needs at least that replica's time.
+    /// The best achievable `max w/r`: the rank with the heaviest replica needs at least that
+    /// replica's time.
     LargestReplica,
-    /// The best assignment of expert groups to nodes: some node, with its slots and ranks, needs at least this long.
+    /// The best assignment of expert groups to nodes: some node, with its slots and ranks, needs at
+    /// least this long.
     NodeLimit,
 }
 
@@ -50,8 +52,8 @@ pub(crate) struct Room {
 impl Room {
     /// Both bounds of these experts in this room: mean, and largest replica.
     ///
-    /// A rank that holds an expert twice carries both shares, so an expert's smallest load per rank is `w / min(replicas, ranks)`:
-    /// replicas beyond one per rank do not lower the bound.
+    /// A rank that holds an expert twice carries both shares, so an expert's smallest load per rank
+    /// is `w / min(replicas, ranks)`: replicas beyond one per rank do not lower the bound.
     fn bounds(&self, weights: &[f64], counts: &mut Vec<u32>) -> (f64, f64) {
         replica_counts(weights, self.slots, self.ranks, counts);
         let share = largest_share(weights, counts);
@@ -77,13 +79,16 @@ impl Room {
     }
 }
 
-/// Above this many assignments of groups to nodes, they are searched by trades instead of enumerated.
+/// Above this many assignments of groups to nodes, they are searched by trades instead of
+/// enumerated.
 const ENUMERATED: u64 = 50_000;
 
-/// Assigns expert groups to nodes, the same number to each, so that the node that needs longest needs least; and the bound.
+/// Assigns expert groups to nodes, the same number to each, so that the node that needs longest
+/// needs least; and the bound.
 ///
-/// Up to 50 000 assignments all are compared, and the bound is exact in the sense that no placement that keeps groups on nodes beats it.
-/// Above, groups are packed heaviest first and traded, and the bound is the weaker one of the heaviest group with the lightest others.
+/// Up to 50 000 assignments all are compared, and the bound is exact in the sense that no placement
+/// that keeps groups on nodes beats it. Above, groups are packed heaviest first and traded, and the
+/// bound is the weaker one of the heaviest group with the lightest others.
 pub(crate) fn assign_groups(
     weights: &[f64],
     groups: usize,
@@ -155,7 +160,8 @@ fn full_mask(groups: usize) -> u64 {
     }
 }
 
-/// Number of ways to give each node `per_node` groups; nodes that are alike are not told apart. Saturates.
+/// Number of ways to give each node `per_node` groups; nodes that are alike are not told apart.
+/// Saturates.
 fn assignments(groups: usize, per_node: usize, alike: bool) -> u64 {
     let mut ways = 1_u64;
     let mut left = groups as u64;

@@ -2,7 +2,8 @@
 
 use crate::error::Error;
 
-/// Many times the ranks of any expert-parallel group. A typing error ends here, not in an allocation of ranks times experts.
+/// Many times the ranks of any expert-parallel group. A typing error ends here, not in an
+/// allocation of ranks times experts.
 const LIMIT: usize = 1 << 12;
 
 /// The ranks that experts are placed on.

@@ -37,7 +37,8 @@ pub trait MoeBlock {
     /// The block's numbers of experts.
     fn geometry(&self) -> Geometry;
 
-    /// The experts that have weights, ascending, where a checkpoint substitutes some; `None` if all have.
+    /// The experts that have weights, ascending, where a checkpoint substitutes some; `None` if all
+    /// have.
     fn retained_experts(&self) -> Option<Vec<LogicalExpert>> {
         None
     }
@@ -81,7 +82,8 @@ impl Geometry {
     ///
     /// # Errors
     ///
-    /// When there are no ranks, more experts are retained than routed, or the slots do not divide among the ranks.
+    /// When there are no ranks, more experts are retained than routed, or the slots do not divide
+    /// among the ranks.
     pub fn with_retained(
         routed: usize,
         retained: usize,
@@ -145,7 +147,8 @@ impl LayerGeometry {
     }
 }
 
-/// What is known of all MoE layers of a stage: the part of [`MoeLayers`] that does not borrow the model.
+/// What is known of all MoE layers of a stage: the part of [`MoeLayers`] that does not borrow the
+/// model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelGeometry {
     /// Expert groups of group-limited routing; 0 for a stage without MoE layers.
@@ -180,12 +183,13 @@ impl ModelGeometry {
         }
     }
 
-    /// Takes note of a new number of slots, after ranks came or went. Nothing is changed unless all layers can have it; a stage without
-    /// MoE layers stays as it is.
+    /// Takes note of a new number of slots, after ranks came or went. Nothing is changed unless all
+    /// layers can have it; a stage without MoE layers stays as it is.
     ///
     /// # Errors
     ///
-    /// When a layer has more retained experts than `physical`, or `local_physical` is 0 or does not divide `physical`.
+    /// When a layer has more retained experts than `physical`, or `local_physical` is 0 or does not
+    /// divide `physical`.
     pub fn update_physical_experts(
         &mut self,
         physical: usize,
@@ -218,7 +222,8 @@ impl ModelGeometry {
         Ok(())
     }
 
-    /// Loads of the retained experts, from loads of all logical ones: what substituted experts receive needs no slot.
+    /// Loads of the retained experts, from loads of all logical ones: what substituted experts
+    /// receive needs no slot.
     ///
     /// # Errors
     ///
@@ -276,9 +281,10 @@ impl<B: MoeBlock> MoeLayers<'_, B> {
 
 /// Collects the MoE layers among `layers`, skipping dense ones and placeholders.
 ///
-/// Works for a target's backbone and for the shorter list of a draft. `first_layer` is the global index of the first element of `layers`:
-/// 0 for a backbone (placeholders count), the number of backbone layers for a DSpark draft that continues it.
-/// `n_group` is the config's entry; absent (`None`) and 0 mean 1.
+/// Works for a target's backbone and for the shorter list of a draft. `first_layer` is the global
+/// index of the first element of `layers`: 0 for a backbone (placeholders count), the number of
+/// backbone layers for a DSpark draft that continues it. `n_group` is the config's entry; absent
+/// (`None`) and 0 mean 1.
 ///
 /// A stage without MoE layers is valid: every count is 0, the number of expert groups too.
 ///

@@ -2,7 +2,8 @@
 
 /// Everything that can be wrong with an input, a placement or a file.
 ///
-/// Messages name the layer, expert, rank or slot, what was expected and what was found, and what to do when that is known.
+/// Messages name the layer, expert, rank or slot, what was expected and what was found, and what to
+/// do when that is known.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -196,7 +197,8 @@ pub enum Error {
         /// What is allowed.
         budget: u64,
     },
-    /// A token's row of a `tid2eid` table, or a recorded route, names an expert that does not exist.
+    /// A token's row of a `tid2eid` table, or a recorded route, names an expert that does not
+    /// exist.
     #[error("{place}: expert {expert} is not one of the layer's {experts}")]
     ExpertOutOfRange {
         /// Where it stands.

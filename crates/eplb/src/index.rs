@@ -1,8 +1,10 @@
 //! The three index spaces, kept apart by type.
 //!
-//! A router speaks of *logical* experts. A checkpoint with substituted experts keeps weights only for some of them, the *retained* ones, and
-//! only those can be placed. A *slot* is a place for one expert's weights on a rank. In a model without substitution, retained and
-//! logical experts are numbered alike, which is why the interchange formats call the map of slots `physical_to_logical_map`.
+//! A router speaks of *logical* experts. A checkpoint with substituted experts keeps weights only
+//! for some of them, the *retained* ones, and only those can be placed. A *slot* is a place for one
+//! expert's weights on a rank. In a model without substitution, retained and logical experts are
+//! numbered alike, which is why the interchange formats call the map of slots
+//! `physical_to_logical_map`.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +35,8 @@ index! {
     LogicalExpert
 }
 index! {
-    /// An expert that has weights: its place among the retained experts of its layer, in ascending logical order.
+    /// An expert that has weights: its place among the retained experts of its layer, in ascending
+    /// logical order.
     RetainedExpert
 }
 index! {

@@ -63,8 +63,9 @@ impl HiddenLayers {
 impl Plan {
     /// The plan as a JSON object.
     ///
-    /// `physical_to_logical_map` is `[layers][slots]`, -1 for a slot of a rank that is not live; `logical_to_physical_map` is
-    /// `[layers][experts][replicas]`; `logical_count` is `[layers][experts]`, the number of replicas.
+    /// `physical_to_logical_map` is `[layers][slots]`, -1 for a slot of a rank that is not live;
+    /// `logical_to_physical_map` is `[layers][experts][replicas]`; `logical_count` is
+    /// `[layers][experts]`, the number of replicas.
     pub fn to_json(&self) -> Value {
         let mut kinds = Map::new();
         for layer in &self.layers {
@@ -96,7 +97,8 @@ impl Plan {
 }
 
 impl Placement {
-    /// The placement for SGLang. Rows of dense layers, which the engine ignores, hold the experts in order.
+    /// The placement for SGLang. Rows of dense layers, which the engine ignores, hold the experts
+    /// in order.
     ///
     /// # Errors
     ///
@@ -195,13 +197,14 @@ impl Placement {
 
     /// Reads a placement in any of the formats, and says which it was.
     ///
-    /// `experts` is the number of experts of each MoE layer. A `physical_to_logical_map` with a row per hidden layer needs `hidden` to find the
-    /// MoE layers.
+    /// `experts` is the number of experts of each MoE layer. A `physical_to_logical_map` with a row
+    /// per hidden layer needs `hidden` to find the MoE layers.
     ///
     /// # Errors
     ///
-    /// When the document has none of the formats, does not fit the layers or ranks, or names an expert that does not exist. The maps of a plan
-    /// are compared with each other by [`Placement::validate`].
+    /// When the document has none of the formats, does not fit the layers or ranks, or names an
+    /// expert that does not exist. The maps of a plan are compared with each other by
+    /// [`Placement::validate`].
     pub fn from_json(
         document: &Value,
         experts: &[usize],
@@ -216,7 +219,8 @@ impl Placement {
             ));
         }
         if let Some(map) = document.get("physical_to_logical_map") {
-            // The same slots on other ranks would be read without complaint, and every move counted wrongly.
+            // The same slots on other ranks would be read without complaint, and every move counted
+            // wrongly.
             let planned = document.get("ranks").and_then(Value::as_u64);
             if let Some(planned) = planned.filter(|planned| *planned != ranks as u64) {
                 return Err(Error::Shape {

@@ -1,8 +1,11 @@
-//! Expert-parallel load balancing for mixture-of-experts models: which ranks hold which experts, and how often.
+//! Expert-parallel load balancing for mixture-of-experts models: which ranks hold which experts,
+//! and how often.
 //!
-//! In expert-parallel serving each rank holds some experts of every MoE layer, and a layer is done when its busiest rank is. Loads are uneven, so
-//! popular experts get several *replicas*, in *slots* beyond one per expert. This crate plans the replicas of every layer, checks and explains the
-//! plan, and schedules the way there. It knows nothing of tensors or devices: loads in, slot numbers out.
+//! In expert-parallel serving each rank holds some experts of every MoE layer, and a layer is done
+//! when its busiest rank is. Loads are uneven, so popular experts get several *replicas*, in
+//! *slots* beyond one per expert. This crate plans the replicas of every layer, checks and explains
+//! the plan, and schedules the way there. It knows nothing of tensors or devices: loads in, slot
+//! numbers out.
 //!
 //! ```
 //! use eplb::{Cluster, Loads, Planner, Problem, Refined, Slots};
@@ -22,21 +25,27 @@
 //!
 //! # Design
 //!
-//! **Replica counts and places are one decision.** The published algorithms choose counts first (so that the largest share is smallest) and then
-//! pack. In the example above no packing of the counts that come first is better than 232, 18 % more than the optimum. [`Refined`]
-//! packs, trades slots between ranks, and changes counts where trades do not get near the lower bound. On 58 layers of 256 experts that takes
-//! milliseconds, and ends within 0.1 % of a bound that no placement can beat, so there is little left to search for.
+//! **Replica counts and places are one decision.** The published algorithms choose counts first (so
+//! that the largest share is smallest) and then pack. In the example above no packing of the counts
+//! that come first is better than 232, 18 % more than the optimum. [`Refined`] packs, trades slots
+//! between ranks, and changes counts where trades do not get near the lower bound. On 58 layers of
+//! 256 experts that takes milliseconds, and ends within 0.1 % of a bound that no placement can
+//! beat, so there is little left to search for.
 //!
-//! **A plan carries its proof.** A [`Plan`] states its [balancedness](Plan::balancedness), a [lower bound](LowerBound), the
-//! [gap](Plan::gap) to it, [moves](Plan::moves), [bytes](Plan::bytes), and a [reason](Plan::reason). Every plan has passed [`Placement::validate`].
+//! **A plan carries its proof.** A [`Plan`] states its [balancedness](Plan::balancedness), a [lower
+//! bound](LowerBound), the [gap](Plan::gap) to it, [moves](Plan::moves), [bytes](Plan::bytes), and
+//! a [reason](Plan::reason). Every plan has passed [`Placement::validate`].
 //!
-//! **Moves cost.** A plan from scratch moves nearly every expert when loads drift. [`Incremental`] starts from the placement that is there, spends a
-//! budget where it gains most, and does nothing where the gain does not pay.
+//! **Moves cost.** A plan from scratch moves nearly every expert when loads drift. [`Incremental`]
+//! starts from the placement that is there, spends a budget where it gains most, and does nothing
+//! where the gain does not pay.
 //!
-//! **The same input gives the same plan.** Ties go to the lowest id; searches are bounded by counted work, and their random numbers
-//! are seeded. Arithmetic is `f64`, except in [`DeepSeek`], which is `f32` as published.
+//! **The same input gives the same plan.** Ties go to the lowest id; searches are bounded by
+//! counted work, and their random numbers are seeded. Arithmetic is `f64`, except in [`DeepSeek`],
+//! which is `f32` as published.
 //!
-//! **Three index spaces.** The router's [`LogicalExpert`], the [`RetainedExpert`] that has weights, and the [`Slot`]. Only retained experts are placed.
+//! **Three index spaces.** The router's [`LogicalExpert`], the [`RetainedExpert`] that has weights,
+//! and the [`Slot`]. Only retained experts are placed.
 //!
 //! # Terms
 //!
@@ -52,12 +61,15 @@
 //!
 //! # What is where
 //!
-//! - [`collect_moe_layers`], [`ModelGeometry`]: finding a model's MoE layers through two traits that it implements.
+//! - [`collect_moe_layers`], [`ModelGeometry`]: finding a model's MoE layers through two traits
+//!   that it implements.
 //! - [`dspark_draft_supports_eplb`], [`can_share_state`]: what a draft shares with its target.
 //! - [`Recorder`], [`BalancingState`], [`Loads`], [`hash_routed_load`]: loads.
-//! - [`Problem`], [`Cluster`], [`Planner`] and the planners [`Refined`], [`Greedy`], [`DeepSeek`], [`Incremental`].
+//! - [`Problem`], [`Cluster`], [`Planner`] and the planners [`Refined`], [`Greedy`], [`DeepSeek`],
+//!   [`Incremental`].
 //! - [`Plan`], [`Placement`], [`Schedule`].
-//! - [`Format`], [`Placement::from_json`], [`Placement::to_sglang`], [`Placement::to_vllm`]: exchange with serving engines.
+//! - [`Format`], [`Placement::from_json`], [`Placement::to_sglang`], [`Placement::to_vllm`]:
+//!   exchange with serving engines.
 //! - [`synthetic`]: seeded loads for tests and benchmarks.
 
 #![deny(missing_docs)]

@@ -52,11 +52,13 @@ impl Loads {
         Self::from_windows(vec![window])
     }
 
-    /// Takes several windows, `[windows][layers][experts]`. No layers at all is a valid stage; no windows is not.
+    /// Takes several windows, `[windows][layers][experts]`. No layers at all is a valid stage; no
+    /// windows is not.
     ///
     /// # Errors
     ///
-    /// When there is no window, a layer without experts, windows differ in shape, or a load is NaN, infinite, negative or above 2^53.
+    /// When there is no window, a layer without experts, windows differ in shape, or a load is NaN,
+    /// infinite, negative or above 2^53.
     pub fn from_windows(mut windows: Vec<Vec<Vec<f64>>>) -> Result<Self, Error> {
         let Some(first) = windows.first() else {
             return Err(Error::Empty {
@@ -223,16 +225,18 @@ fn check(window: usize, layer: usize, expert: usize, value: f64) -> Result<(), E
     Ok(())
 }
 
-/// Expected load of a hash-routed layer, whose experts follow from the token id alone (DeepSeek-V4's first layers):
-/// `load[e] = Σ_t histogram[t] · |{k : tid2eid[t][k] = e}|`.
+/// Expected load of a hash-routed layer, whose experts follow from the token id alone
+/// (DeepSeek-V4's first layers): `load[e] = Σ_t histogram[t] · |{k : tid2eid[t][k] = e}|`.
 ///
 /// # Shapes
 ///
-/// `histogram`: `[vocabulary]`, how often each token id occurs; `tid2eid`: `[vocabulary, top_k]`, row by row; result: `[experts]`.
+/// `histogram`: `[vocabulary]`, how often each token id occurs; `tid2eid`: `[vocabulary, top_k]`,
+/// row by row; result: `[experts]`.
 ///
 /// # Errors
 ///
-/// When the table is not `[vocabulary, top_k]` for the histogram's vocabulary, names an expert that does not exist, or a load passes 2^53.
+/// When the table is not `[vocabulary, top_k]` for the histogram's vocabulary, names an expert that
+/// does not exist, or a load passes 2^53.
 pub fn hash_routed_load(
     histogram: &[u64],
     tid2eid: &[i64],

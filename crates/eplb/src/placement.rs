@@ -12,7 +12,8 @@ pub(crate) const EMPTY: u32 = u32::MAX;
 const MOST_SLOTS: usize = 1 << 20;
 const MOST_EXPERTS: usize = 1 << 16;
 
-/// First slot of each rank, and the end: with slots that do not divide, the first ranks have one more.
+/// First slot of each rank, and the end: with slots that do not divide, the first ranks have one
+/// more.
 pub(crate) fn rank_offsets(slots: usize, ranks: usize) -> Arc<[u32]> {
     let (each, more) = (slots / ranks, slots % ranks);
     (0..=ranks)
@@ -22,8 +23,8 @@ pub(crate) fn rank_offsets(slots: usize, ranks: usize) -> Arc<[u32]> {
 
 /// The placement of one layer.
 ///
-/// Both maps are kept, compactly: the logical-to-physical map is a list per expert that is as long as the expert has replicas, never a table
-/// padded to the largest number of replicas.
+/// Both maps are kept, compactly: the logical-to-physical map is a list per expert that is as long
+/// as the expert has replicas, never a table padded to the largest number of replicas.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerPlacement {
     offsets: Arc<[u32]>,
@@ -33,12 +34,13 @@ pub struct LayerPlacement {
 }
 
 impl LayerPlacement {
-    /// Takes the expert of each slot (`None` for the slots of dead ranks) and derives the other map.
+    /// Takes the expert of each slot (`None` for the slots of dead ranks) and derives the other
+    /// map.
     ///
     /// # Errors
     ///
-    /// When there are no ranks, or a slot names an expert that is not below `experts`. Whether every expert has a replica is checked by
-    /// [`Placement::validate`](Placement::validate).
+    /// When there are no ranks, or a slot names an expert that is not below `experts`. Whether
+    /// every expert has a replica is checked by [`Placement::validate`](Placement::validate).
     pub fn new(
         layer: usize,
         slots: &[Option<RetainedExpert>],
@@ -74,7 +76,8 @@ impl LayerPlacement {
         ))
     }
 
-    /// Takes both maps as they are. They are compared by [`Placement::validate`](Placement::validate).
+    /// Takes both maps as they are. They are compared by
+    /// [`Placement::validate`](Placement::validate).
     ///
     /// # Errors
     ///
@@ -152,7 +155,8 @@ impl LayerPlacement {
             .map(|expert| RetainedExpert(*expert))
     }
 
-    /// The experts of a rank's slots, `None` for empty ones. Nothing for a rank that does not exist.
+    /// The experts of a rank's slots, `None` for empty ones. Nothing for a rank that does not
+    /// exist.
     pub fn rank(&self, rank: usize) -> impl Iterator<Item = Option<RetainedExpert>> + '_ {
         let range = if rank < self.ranks() {
             self.range(rank)
@@ -236,7 +240,8 @@ impl LayerPlacement {
         Ok(out)
     }
 
-    /// Time of each rank: the sum of `load / replicas` over its slots, divided by its speed. Shape `[ranks]`.
+    /// Time of each rank: the sum of `load / replicas` over its slots, divided by its speed. Shape
+    /// `[ranks]`.
     pub(crate) fn rank_times(&self, weights: &[f64], speeds: &[f64]) -> Vec<f64> {
         let shares: Vec<f64> = weights
             .iter()
@@ -288,7 +293,8 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// When there are no ranks, `experts` has not one entry per layer, or a slot names an expert that does not exist.
+    /// When there are no ranks, `experts` has not one entry per layer, or a slot names an expert
+    /// that does not exist.
     pub fn from_physical_to_logical(
         map: &[Vec<Option<RetainedExpert>>],
         experts: &[usize],

@@ -10,12 +10,14 @@ use crate::placement::Placement;
 use crate::problem::Problem;
 use crate::validate::{Duplicate, Duplicates};
 
-/// What a plan achieves in one layer. Loads are divided by the ranks' speeds, where these differ from 1.
+/// What a plan achieves in one layer. Loads are divided by the ranks' speeds, where these differ
+/// from 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerReport {
     /// Load of each rank, 0 for one that is not live. Shape `[ranks]`.
     pub rank_loads: Vec<f64>,
-    /// The same under the current placement, when there is one. Experts that only dead ranks hold are in no rank's load.
+    /// The same under the current placement, when there is one. Experts that only dead ranks hold
+    /// are in no rank's load.
     pub rank_loads_before: Option<Vec<f64>>,
     /// Mean over the live ranks: `Σw / Σspeed`.
     pub mean: f64,
@@ -67,8 +69,9 @@ pub struct Plan {
     pub moves: usize,
     /// Bytes of those moves.
     pub bytes: u64,
-    /// The most bytes that each rank holds on top of its slots while one layer is exchanged: its new experts are staged, since
-    /// the old ones must stay readable until all copies are made. Shape `[ranks]`.
+    /// The most bytes that each rank holds on top of its slots while one layer is exchanged: its
+    /// new experts are staged, since the old ones must stay readable until all copies are made.
+    /// Shape `[ranks]`.
     pub peak_extra_bytes: Vec<u64>,
     /// Experts that are more than once on a rank.
     pub duplicates: Vec<Duplicate>,

@@ -59,8 +59,9 @@ pub struct ProblemBuilder {
 }
 
 impl ProblemBuilder {
-    /// Expert groups: contiguous, equal parts of a layer's experts that group-limited routing keeps together. Where they divide by the
-    /// nodes, each group stays on one node. 1 by default; 0 means 1.
+    /// Expert groups: contiguous, equal parts of a layer's experts that group-limited routing keeps
+    /// together. Where they divide by the nodes, each group stays on one node. 1 by default; 0
+    /// means 1.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups.max(1);
@@ -102,7 +103,8 @@ impl ProblemBuilder {
         self
     }
 
-    /// Allows experts that no live rank holds to come from the checkpoint. Off by default: such a move is an error.
+    /// Allows experts that no live rank holds to come from the checkpoint. Off by default: such a
+    /// move is an error.
     #[must_use]
     pub fn reload(mut self, reload: bool) -> Self {
         self.reload = reload;
@@ -113,7 +115,8 @@ impl ProblemBuilder {
     ///
     /// # Errors
     ///
-    /// When slots, groups, bytes or the current placement do not fit the loads and ranks; see [`Error`].
+    /// When slots, groups, bytes or the current placement do not fit the loads and ranks; see
+    /// [`Error`].
     pub fn build(self) -> Result<Problem, Error> {
         let count = self.loads.layers();
         let slots = match self.slots {
@@ -234,7 +237,8 @@ impl Problem {
         self.layers.get(layer).map(|layer| layer.bound)
     }
 
-    /// Whether a layer's expert groups are kept on nodes: there are several nodes, they divide the groups, and each has room.
+    /// Whether a layer's expert groups are kept on nodes: there are several nodes, they divide the
+    /// groups, and each has room.
     pub fn hierarchical(&self, layer: usize) -> bool {
         self.layers
             .get(layer)

@@ -9,8 +9,8 @@ use crate::placement::Placement;
 
 /// Counts routes per layer and expert, and keeps the last windows.
 ///
-/// A window is the sum of a fixed number of steps. Only valid tokens count: padding and dummy tokens are routed too, and would pull replicas
-/// to whatever experts they happen to reach.
+/// A window is the sum of a fixed number of steps. Only valid tokens count: padding and dummy
+/// tokens are routed too, and would pull replicas to whatever experts they happen to reach.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recorder {
     scope: Scope,
@@ -22,8 +22,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for layers with these numbers of experts. `scope` states whose tokens it will be given; windows are `steps_per_window`
-    /// steps long, and the last `kept` are kept.
+    /// A recorder for layers with these numbers of experts. `scope` states whose tokens it will be
+    /// given; windows are `steps_per_window` steps long, and the last `kept` are kept.
     ///
     /// # Errors
     ///
@@ -63,7 +63,8 @@ impl Recorder {
         self.scope
     }
 
-    /// Counts the routes of one layer in the current step. Nothing is counted when there is an error.
+    /// Counts the routes of one layer in the current step. Nothing is counted when there is an
+    /// error.
     ///
     /// # Shapes
     ///
@@ -71,7 +72,8 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// When the layer does not exist, the shapes do not fit, or a valid token is routed to an expert that does not exist.
+    /// When the layer does not exist, the shapes do not fit, or a valid token is routed to an
+    /// expert that does not exist.
     pub fn record(
         &mut self,
         layer: usize,
@@ -159,8 +161,8 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// When there are none, one is global already or is of a rank that another one is of (tokens would count twice), or they differ
-    /// in layers or windows.
+    /// When there are none, one is global already or is of a rank that another one is of (tokens
+    /// would count twice), or they differ in layers or windows.
     pub fn gather(recorders: &[Self]) -> Result<Self, Error> {
         let Some(first) = recorders.first() else {
             return Err(Error::Empty {
@@ -228,7 +230,8 @@ pub struct ModelState {
     pub placement: Option<Placement>,
 }
 
-/// Load state by model: a draft whose layers do not fit its target's state has its own and is balanced on its own.
+/// Load state by model: a draft whose layers do not fit its target's state has its own and is
+/// balanced on its own.
 #[derive(Debug, Clone, Default)]
 pub struct BalancingState {
     models: BTreeMap<String, ModelState>,
@@ -240,8 +243,8 @@ impl BalancingState {
         Self::default()
     }
 
-    /// Adds a model, with a recorder for the retained experts of each of its layers. A model that is there already is replaced, and its state
-    /// returned.
+    /// Adds a model, with a recorder for the retained experts of each of its layers. A model that
+    /// is there already is replaced, and its state returned.
     ///
     /// # Errors
     ///

@@ -2,10 +2,12 @@
 
 use crate::collect::{LayerGeometry, ModelGeometry};
 
-/// vLLM's rule for DSpark drafts: only DeepSeek-V4 drafts reuse their target's expert layout, so the config's `model_type` must be exactly
-/// `deepseek_v4`. A V4.1 draft has fewer routed experts and cannot share.
+/// vLLM's rule for DSpark drafts: only DeepSeek-V4 drafts reuse their target's expert layout, so
+/// the config's `model_type` must be exactly `deepseek_v4`. A V4.1 draft has fewer routed experts
+/// and cannot share.
 ///
-/// [`can_share_state`] is the rule by capability, which looks at what the layers have instead of what the model is called.
+/// [`can_share_state`] is the rule by capability, which looks at what the layers have instead of
+/// what the model is called.
 ///
 /// ```
 /// let config = serde_json::json!({"model_type": "deepseek_v4"});
@@ -40,7 +42,8 @@ pub enum MismatchKind {
 pub struct Mismatch {
     /// What differs.
     pub kind: MismatchKind,
-    /// The draft's layer (global index) and the target's layer that it differs from; `None` for the model as a whole.
+    /// The draft's layer (global index) and the target's layer that it differs from; `None` for the
+    /// model as a whole.
     pub layers: Option<(usize, usize)>,
     /// The target's number.
     pub target: usize,
@@ -82,15 +85,18 @@ impl std::fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Whether a draft can share its target's balancing state: one placement must fit the layers of both.
+/// Whether a draft can share its target's balancing state: one placement must fit the layers of
+/// both.
 ///
-/// Each layer of the draft is compared with the layers of the target, and each kind of difference is named once per draft layer, with the
-/// first target layer that shows it. A draft without MoE layers needs no state and can always share.
+/// Each layer of the draft is compared with the layers of the target, and each kind of difference
+/// is named once per draft layer, with the first target layer that shows it. A draft without MoE
+/// layers needs no state and can always share.
 ///
 /// # Errors
 ///
-/// All differences. Each one's text says that the draft then runs with balancing off while the target keeps it. It can still be balanced
-/// on its own: see [`BalancingState`](crate::BalancingState).
+/// All differences. Each one's text says that the draft then runs with balancing off while the
+/// target keeps it. It can still be balanced on its own: see
+/// [`BalancingState`](crate::BalancingState).
 pub fn can_share_state(target: &ModelGeometry, draft: &ModelGeometry) -> Result<(), Vec<Mismatch>> {
     if draft.layers.is_empty() {
         return Ok(());

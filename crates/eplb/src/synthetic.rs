@@ -1,7 +1,7 @@
 //! Seeded loads with the shapes that routers produce, for tests, benchmarks and trials.
 //!
-//! The generator is SplitMix64 (Steele, Lea and Flood 2014): the same seed gives the same loads on every machine, up to the last
-//! bits of `exp`, `ln`, `cos` and `powf` of the platform.
+//! The generator is SplitMix64 (Steele, Lea and Flood 2014): the same seed gives the same loads on
+//! every machine, up to the last bits of `exp`, `ln`, `cos` and `powf` of the platform.
 
 /// The shape of a layer's loads.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -32,7 +32,8 @@ pub struct Transfer {
     pub from_slot: usize,
     /// The rank that receives.
     pub to_rank: usize,
-    /// The slots that it goes to: one, or more where a placement has an expert more than once on a rank.
+    /// The slots that it goes to: one, or more where a placement has an expert more than once on a
+    /// rank.
     pub to_slots: Vec<usize>,
 }
 
@@ -49,8 +50,8 @@ pub struct Reload {
 
 /// One layer's exchange.
 ///
-/// Everything is read from the slots as they were *before* the exchange and staged, and written when all batches are through: a
-/// slot may be overwritten whose expert a later batch still sends.
+/// Everything is read from the slots as they were *before* the exchange and staged, and written
+/// when all batches are through: a slot may be overwritten whose expert a later batch still sends.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LayerSchedule {
     /// Copies within ranks; they come first and need no network.
@@ -69,14 +70,16 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Plans the exchange from `current` to `next`. Experts that no live rank holds are reloaded if `reload` allows it.
+    /// Plans the exchange from `current` to `next`. Experts that no live rank holds are reloaded if
+    /// `reload` allows it.
     ///
-    /// The source of a transfer is a live rank that holds the expert: on the same node if there is one, then the one that sends least in this
-    /// layer so far, then the lowest.
+    /// The source of a transfer is a live rank that holds the expert: on the same node if there is
+    /// one, then the one that sends least in this layer so far, then the lowest.
     ///
     /// # Errors
     ///
-    /// When the placements differ in shape, or are not of these ranks, or an expert has no source and reloading is not allowed.
+    /// When the placements differ in shape, or are not of these ranks, or an expert has no source
+    /// and reloading is not allowed.
     pub fn new(
         current: &Placement,
         next: &Placement,
@@ -206,8 +209,9 @@ fn schedule(
     Ok(out)
 }
 
-/// Colours the graph of pairs that talk, the pair with most transfers first: each colour is a batch. (Any greedy colouring needs fewer than
-/// twice as many batches as the busiest rank has peers.)
+/// Colours the graph of pairs that talk, the pair with most transfers first: each colour is a
+/// batch. (Any greedy colouring needs fewer than twice as many batches as the busiest rank has
+/// peers.)
 fn batches(transfers: Vec<Transfer>, ranks: usize) -> Vec<Vec<Transfer>> {
     let mut pairs: BTreeMap<(usize, usize), Vec<Transfer>> = BTreeMap::new();
     for transfer in transfers {

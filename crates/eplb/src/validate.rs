@@ -5,7 +5,8 @@ use crate::placement::{EMPTY, LayerPlacement, Placement};
 use crate::problem::Problem;
 use serde::{Deserialize, Serialize};
 
-/// What to do about an expert that is twice on a rank although the rank's slots could be filled without.
+/// What to do about an expert that is twice on a rank although the rank's slots could be filled
+/// without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Duplicates {
     /// It is an error.
@@ -28,15 +29,18 @@ pub struct Duplicate {
 }
 
 impl Placement {
-    /// Checks this placement as an answer to `problem`, and lists the experts that are more than once on a rank.
+    /// Checks this placement as an answer to `problem`, and lists the experts that are more than
+    /// once on a rank.
     ///
-    /// Duplicates are only refused where they can be avoided: not on a rank with more slots than there are experts for it.
+    /// Duplicates are only refused where they can be avoided: not on a rank with more slots than
+    /// there are experts for it.
     ///
     /// # Errors
     ///
-    /// When the shape is not the problem's; a live slot is empty or a dead one used; there are more replicas than slots; the two maps are
-    /// not inverse to each other; an expert has no replica; a rank holds an expert twice (with [`Duplicates::Refuse`]); or an
-    /// expert arrives on a rank while no live rank holds it now (unless reloading is allowed).
+    /// When the shape is not the problem's; a live slot is empty or a dead one used; there are more
+    /// replicas than slots; the two maps are not inverse to each other; an expert has no replica; a
+    /// rank holds an expert twice (with [`Duplicates::Refuse`]); or an expert arrives on a rank
+    /// while no live rank holds it now (unless reloading is allowed).
     pub fn validate(
         &self,
         problem: &Problem,

@@ -38,8 +38,9 @@ fn published_example_slot_for_slot() {
     );
 }
 
-/// Values computed by an array implementation of the published algorithm (float32, stable sorts) that shares no code with this crate.
-/// Loads have no ties, where the published sort leaves the order open.
+/// Values computed by an array implementation of the published algorithm (float32, stable sorts)
+/// that shares no code with this crate. Loads have no ties, where the published sort leaves the
+/// order open.
 #[test]
 fn other_shapes_slot_for_slot() {
     type Case = (

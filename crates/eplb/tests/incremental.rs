@@ -204,7 +204,8 @@ fn moves_within_a_node_are_preferred_when_others_cost_more() {
 
 #[test]
 fn a_single_replacement_is_found() {
-    // Expert 0 became heavy. Its second replica is worth the slot of expert 3's second one: 1 move, 12+1 becomes 7.
+    // Expert 0 became heavy. Its second replica is worth the slot of expert 3's second one: 1 move,
+    // 12+1 becomes 7.
     let map = [0, 1, 2, 3, 3, 1].map(|expert| Some(RetainedExpert(expert)));
     let current = Placement::from_physical_to_logical(&[map.to_vec()], &[4], 3).unwrap();
     let loads = Loads::new(vec![vec![12.0, 2.0, 4.0, 2.0]]).unwrap();

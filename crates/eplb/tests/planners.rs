@@ -69,7 +69,8 @@ fn refined_finds_the_optimum_that_greedy_misses() {
     assert!((refined.layers[0].maximum - 590.0 / 3.0).abs() < 1e-9);
 }
 
-/// Smallest largest rank load over all placements of distinct experts on ranks, by enumeration of the ranks' contents.
+/// Smallest largest rank load over all placements of distinct experts on ranks, by enumeration of
+/// the ranks' contents.
 fn exhaustive(weights: &[f64], per_rank: usize, ranks: usize) -> f64 {
     fn go(
         sets: &[u32],
@@ -329,7 +330,8 @@ fn faster_ranks_carry_more() {
 
 #[test]
 fn speeds_are_optimal_on_a_case_that_can_be_enumerated() {
-    // Four experts on two ranks with two slots each; the second rank is three times as fast. Pairs on the first rank: 3+2 is the lightest.
+    // Four experts on two ranks with two slots each; the second rank is three times as fast. Pairs
+    // on the first rank: 3+2 is the lightest.
     let weights = [9.0, 7.0, 3.0, 2.0];
     let cluster = Cluster::new(2, 1)
         .unwrap()
@@ -537,7 +539,8 @@ fn no_layers_is_a_valid_stage() {
 
 #[test]
 fn hash_routed_layers_get_their_expected_load() {
-    // Token 0 occurs 5 times and goes to experts 0 and 2; token 1, 7 times, to 2 twice; token 2 never occurs.
+    // Token 0 occurs 5 times and goes to experts 0 and 2; token 1, 7 times, to 2 twice; token 2
+    // never occurs.
     let load = hash_routed_load(&[5, 7, 0], &[0, 2, 2, 2, 1, 3], 2, 4).unwrap();
     assert_eq!(load, [5.0, 0.0, 19.0, 0.0]);
     let plan = Refined.plan(&simple(&[&load], 6, 6)).unwrap();
@@ -593,7 +596,8 @@ fn a_fresh_plan_keeps_what_it_can_of_the_current_one() {
         )
         .unwrap();
     assert_eq!((again.moves, &again.placement), (0, &current.placement));
-    // Other loads: contents go to the ranks that hold most of them, which is fewer moves than ranks in planned order.
+    // Other loads: contents go to the ranks that hold most of them, which is fewer moves than ranks
+    // in planned order.
     let after = generator.drift(&before, 0.3);
     let aware = Refined
         .plan(

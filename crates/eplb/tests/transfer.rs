@@ -124,7 +124,8 @@ fn schedules_of_all_planners_lead_to_their_placements() {
 
 #[test]
 fn local_copies_come_first_and_near_sources_are_preferred() {
-    // Expert 1 is on ranks 1 (same node as rank 0) and 2 (other node). Rank 0 wants it, and its own expert 0 in the other slot.
+    // Expert 1 is on ranks 1 (same node as rank 0) and 2 (other node). Rank 0 wants it, and its own
+    // expert 0 in the other slot.
     let current = placement(&[0, 2, 1, 3, 1, 3, 2, 0], 4, 4);
     let next = placement(&[1, 0, 1, 3, 1, 3, 2, 0], 4, 4);
     let schedule = Schedule::new(&current, &next, &Cluster::new(4, 2).unwrap(), false).unwrap();

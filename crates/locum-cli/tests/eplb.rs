@@ -54,7 +54,8 @@ impl Folder {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The one line of a run that must fail: exit code 2, nothing on standard output, nothing written.
+    /// The one line of a run that must fail: exit code 2, nothing on standard output, nothing
+    /// written.
     fn fails(&self, arguments: &str) -> String {
         let before = self.names();
         let output = self.run(arguments);
@@ -98,14 +99,14 @@ fn a_table_per_layer_and_totals() {
     assert_eq!(
         lines[0],
         [
-            "layer", "experts", "slots", "most", "mean", "load", "maximum", "bound", "gap", "%",
-            "balance"
+            "layer", "experts", "slots", "replicas", "mean", "load", "maximum", "bound", "gap",
+            "%", "balance"
         ]
     );
     assert_eq!(
         lines[1],
         [
-            "0", "8", "16", "×5", "181.2", "196.7", "181.2", "8.506", "0.9216"
+            "0", "8", "16", "1–5", "181.2", "196.7", "181.2", "8.506", "0.9216"
         ]
     );
     assert!(text.contains("\nbalancedness  0.9216\n"), "{text}");
@@ -328,7 +329,8 @@ fn simulate_serves_each_window_with_the_plan_of_the_one_before() {
     let numbers: Vec<_> = windows.iter().map(|window| &window["window"]).collect();
     assert_eq!(numbers, [1, 2]);
     for window in windows {
-        // Three ranks with a third of the popular expert and one other: 4, 4 and 4. Served: 9 and a third of 1 on some rank.
+        // Three ranks with a third of the popular expert and one other: 4, 4 and 4. Served: 9 and a
+        // third of 1 on some rank.
         assert_eq!(window["planned_balancedness"], 1.0);
         let served = window["served_balancedness"].as_f64().unwrap();
         assert!((served - 4.0 / (9.0 + 1.0 / 3.0)).abs() < 1e-12, "{served}");

@@ -1,8 +1,10 @@
 //! The published algorithm, slot for slot.
 //!
-//! DeepSeek's expert-parallel load balancer, [`deepseek-ai/EPLB`](https://github.com/deepseek-ai/EPLB) (2025): expert groups are packed on nodes,
-//! experts replicated within nodes, replicas packed on ranks. Everything is `f32`, as published. Its sort does not say what
-//! happens to equal keys; here they keep the order of their ids.
+//! DeepSeek's expert-parallel load balancer,
+//! [`deepseek-ai/EPLB`](https://github.com/deepseek-ai/EPLB) (2025): expert groups are packed on
+//! nodes, experts replicated within nodes, replicas packed on ranks. Everything is `f32`, as
+//! published. Its sort does not say what happens to equal keys; here they keep the order of their
+//! ids.
 
 use super::{Planner, layout, repair};
 use crate::error::Error;
@@ -10,11 +12,11 @@ use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::validate::Duplicates;
 
-/// The published DeepSeek algorithm: hierarchical where groups divide by nodes, else global. It may put an expert twice on a rank, which
-/// the plan reports.
+/// The published DeepSeek algorithm: hierarchical where groups divide by nodes, else global. It may
+/// put an expert twice on a rank, which the plan reports.
 ///
-/// What the published one does not know is added so that nothing changes without it: packs may differ in capacity (uneven slots, ranks
-/// that are not live) and in speed.
+/// What the published one does not know is added so that nothing changes without it: packs may
+/// differ in capacity (uneven slots, ranks that are not live) and in speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeepSeek;
 
@@ -139,7 +141,8 @@ fn pack(weights: &[f32], capacities: &[usize], speeds: &[f32]) -> Vec<Vec<usize>
     packs
 }
 
-/// Each item once, then further replicas of the item with the largest share. Returns the item of each replica and the counts.
+/// Each item once, then further replicas of the item with the largest share. Returns the item of
+/// each replica and the counts.
 fn replicate(weights: &[f32], replicas: usize) -> (Vec<usize>, Vec<u32>) {
     let mut items: Vec<usize> = (0..weights.len()).collect();
     let mut counts = vec![1_u32; weights.len()];

@@ -7,8 +7,9 @@ use crate::problem::Problem;
 use crate::search::Search;
 use crate::validate::Duplicates;
 
-/// The replica counts with the smallest largest share, then each replica, heaviest first, on the rank that is done first (Graham's
-/// longest processing time rule). Two replicas of an expert are never on one rank while ranks suffice.
+/// The replica counts with the smallest largest share, then each replica, heaviest first, on the
+/// rank that is done first (Graham's longest processing time rule). Two replicas of an expert are
+/// never on one rank while ranks suffice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Greedy;
 

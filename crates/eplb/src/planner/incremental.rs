@@ -10,7 +10,8 @@ use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::validate::Duplicates;
 
-/// What moves cost, in the unit of the loads: the gain in the largest rank load that one moved expert must bring.
+/// What moves cost, in the unit of the loads: the gain in the largest rank load that one moved
+/// expert must bring.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MoveCosts {
     /// Paid by every expert that arrives on a rank which did not hold it.
@@ -42,10 +43,12 @@ impl MoveCosts {
 
 /// Changes the current placement under a budget, and not at all where the gain does not pay.
 ///
-/// In each layer, the rank that is done last is relieved again and again by the change that gains most per move: a replica of one of its
-/// experts replaces a replica elsewhere, a lighter expert replaces one of its own replicas, or two ranks trade. The budget goes to the
-/// layers and prefixes of changes that gain most for it (the steps of the lower convex hulls of maximum against price, steepest
-/// first). Slots that need not move stay. Without a current placement the answer is that of [`Refined`].
+/// In each layer, the rank that is done last is relieved again and again by the change that gains
+/// most per move: a replica of one of its experts replaces a replica elsewhere, a lighter expert
+/// replaces one of its own replicas, or two ranks trade. The budget goes to the layers and prefixes
+/// of changes that gain most for it (the steps of the lower convex hulls of maximum against price,
+/// steepest first). Slots that need not move stay. Without a current placement the answer is that
+/// of [`Refined`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Incremental {
     /// Most moves, over all layers; any number if `None`.
@@ -54,7 +57,8 @@ pub struct Incremental {
     pub max_bytes: Option<u64>,
     /// What moves cost.
     pub costs: MoveCosts,
-    /// A layer is left alone unless its largest rank load, costs included, falls by at least this part.
+    /// A layer is left alone unless its largest rank load, costs included, falls by at least this
+    /// part.
     pub minimum_gain: f64,
 }
 
@@ -166,7 +170,8 @@ impl Incremental {
         }
     }
 
-    /// The price of a point that is compared across layers: the parts of the budgets that it uses, or else its moves.
+    /// The price of a point that is compared across layers: the parts of the budgets that it uses,
+    /// or else its moves.
     fn price(&self, problem: &Problem, layer: usize, moves: usize) -> f64 {
         let moves = moves as f64;
         let bytes = problem.expert_bytes[layer] as f64 * moves;
@@ -247,7 +252,8 @@ impl Incremental {
         Ok(())
     }
 
-    /// Takes the hulls' steps, steepest first, while the budgets last. Says whether a budget stopped any.
+    /// Takes the hulls' steps, steepest first, while the budgets last. Says whether a budget
+    /// stopped any.
     fn spend(&self, problem: &Problem, choices: &mut [Choice]) -> bool {
         let mut steps: Vec<(f64, usize, usize)> = Vec::new();
         for (layer, choice) in choices.iter().enumerate() {
@@ -261,7 +267,8 @@ impl Incremental {
                 steps.push(((from.value() - to.value()) / price.max(1e-9), layer, place));
             }
         }
-        // Within a layer slopes fall, so the sort keeps its steps in order; equal slopes are ordered by place.
+        // Within a layer slopes fall, so the sort keeps its steps in order; equal slopes are
+        // ordered by place.
         steps.sort_by(|left, right| {
             right
                 .0

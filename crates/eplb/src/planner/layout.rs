@@ -112,7 +112,8 @@ pub(crate) fn write(part: &Part, input: &LayerProblem, local: &[u32], slots: &mu
     }
 }
 
-/// Every rank holds every expert; the slots that are left go to the lightest experts, where a second replica does least harm.
+/// Every rank holds every expert; the slots that are left go to the lightest experts, where a
+/// second replica does least harm.
 pub(crate) fn saturate(part: &Part) -> Vec<u32> {
     let unit = part.unit();
     let mut lightest: Vec<u32> = (0..part.experts.len() as u32).collect();
@@ -163,9 +164,11 @@ pub(crate) fn layer<'p>(
     slots
 }
 
-/// Gives the planned contents of ranks to the ranks that hold most of them already, and leaves experts in their slots.
+/// Gives the planned contents of ranks to the ranks that hold most of them already, and leaves
+/// experts in their slots.
 ///
-/// Ranks trade contents only where nothing else tells them apart: same speed, same number of slots, same node where groups stay on nodes.
+/// Ranks trade contents only where nothing else tells them apart: same speed, same number of slots,
+/// same node where groups stay on nodes.
 fn align(problem: &Problem, layer: usize, current: &LayerPlacement, slots: &mut [u32]) {
     let cluster = &problem.cluster;
     let ranks: Vec<usize> = (0..cluster.ranks())
@@ -229,7 +232,8 @@ fn align(problem: &Problem, layer: usize, current: &LayerPlacement, slots: &mut 
     }
 }
 
-/// Puts `planned` into `slots`, each expert where it is in `current` if it is there, the others in ascending order into what is left.
+/// Puts `planned` into `slots`, each expert where it is in `current` if it is there, the others in
+/// ascending order into what is left.
 fn keep_slots(current: &[u32], planned: &[u32], slots: &mut [u32]) {
     let mut rest = planned.to_vec();
     for (slot, held) in slots.iter_mut().zip(current) {

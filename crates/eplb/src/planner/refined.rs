@@ -6,10 +6,12 @@ use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::validate::Duplicates;
 
-/// Joint choice of replica counts and places: starts from [`Greedy`](super::Greedy), trades slots away from the rank that is done last
-/// until it is within 0.025 % of the lower bound, and changes replica counts where trades do not get within 0.1 %.
+/// Joint choice of replica counts and places: starts from [`Greedy`](super::Greedy), trades slots
+/// away from the rank that is done last until it is within 0.025 % of the lower bound, and changes
+/// replica counts where trades do not get within 0.1 %.
 ///
-/// On small units (up to about 8 experts on 4 ranks) it finds the optimum; on layers of common models it ends within 0.1 % of the bound.
+/// On small units (up to about 8 experts on 4 ranks) it finds the optimum; on layers of common
+/// models it ends within 0.1 % of the bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Refined;
 

@@ -3,7 +3,8 @@
 use crate::placement::{EMPTY, LayerPlacement};
 use crate::problem::Problem;
 
-/// For a layer without load: its current placement, repaired where ranks died or came back. `None` if there is load or no placement.
+/// For a layer without load: its current placement, repaired where ranks died or came back. `None`
+/// if there is load or no placement.
 pub(crate) fn kept_without_load(problem: &Problem, layer: usize) -> Option<Vec<u32>> {
     let current = problem
         .current_layer(layer)
@@ -11,8 +12,8 @@ pub(crate) fn kept_without_load(problem: &Problem, layer: usize) -> Option<Vec<u
     Some(repair(problem, layer, current))
 }
 
-/// Empties the slots of dead ranks, gives experts that were only there a slot, and fills the slots of ranks that came back. Nothing
-/// else changes.
+/// Empties the slots of dead ranks, gives experts that were only there a slot, and fills the slots
+/// of ranks that came back. Nothing else changes.
 pub(crate) fn repair(problem: &Problem, layer: usize, current: &LayerPlacement) -> Vec<u32> {
     let mut slots = current.raw().to_vec();
     for rank in 0..current.ranks() {
@@ -95,7 +96,8 @@ impl Repair<'_> {
         }
     }
 
-    /// The expert with the largest share goes into each slot that is still empty; on a rank that holds all of them, the lightest.
+    /// The expert with the largest share goes into each slot that is still empty; on a rank that
+    /// holds all of them, the lightest.
     fn fill(&mut self) {
         let empty: Vec<(usize, usize)> = self
             .live_slots()

@@ -6,11 +6,12 @@ use crate::synthetic::Generator;
 /// Trades stop at a maximum within this part of the bound: measured loads are not known this well.
 const TOLERANCE: f64 = 2.5e-4;
 
-/// Within this part of the bound, other count vectors are not tried: they cost a hundred times what trades cost.
+/// Within this part of the bound, other count vectors are not tried: they cost a hundred times what
+/// trades cost.
 const CLOSE: f64 = 1e-3;
 
-/// Work spent on changing replica counts in one unit, in packed slots times ranks. Counted, not timed, so that plans do not depend on
-/// the machine.
+/// Work spent on changing replica counts in one unit, in packed slots times ranks. Counted, not
+/// timed, so that plans do not depend on the machine.
 const EFFORT: usize = 1_000_000;
 
 /// Largest number of count vectors that one climb tries in a unit, however small it is.
@@ -18,13 +19,16 @@ const ATTEMPTS: usize = 2000;
 
 /// Joint choice of replica counts and places.
 ///
-/// 1. Counts that minimise the largest share, packed heaviest first, then trades of slots away from the rank that is done last.
-/// 2. Where trades do not reach `bound`: replicas move from one expert to another in place, as long as that helps.
-/// 3. Where that does not either: other count vectors, one replica exchanged at a time, each packed and traded from scratch. This is
-///    needed when the counts with the smallest largest share cannot be packed well (one heavy share more than there are ranks,
-///    say).
-/// 4. Such a climb cannot cross a plateau (two pairs of heavy shares, of which one exchange parts only one): a random walk, seeded,
-///    takes over. On small units it finds the optimum; the tests compare it with exhaustive search.
+/// 1. Counts that minimise the largest share, packed heaviest first, then trades of slots away from
+///    the rank that is done last.
+/// 2. Where trades do not reach `bound`: replicas move from one expert to another in place, as long
+///    as that helps.
+/// 3. Where that does not either: other count vectors, one replica exchanged at a time, each packed
+///    and traded from scratch. This is needed when the counts with the smallest largest share
+///    cannot be packed well (one heavy share more than there are ranks, say).
+/// 4. Such a climb cannot cross a plateau (two pairs of heavy shares, of which one exchange parts
+///    only one): a random walk, seeded, takes over. On small units it finds the optimum; the tests
+///    compare it with exhaustive search.
 pub(crate) fn refine(unit: Unit<'_>, bound: f64) -> Search<'_> {
     let mut best = Search::greedy(unit);
     polish(&mut best, bound * (1.0 + TOLERANCE));
@@ -37,8 +41,9 @@ pub(crate) fn refine(unit: Unit<'_>, bound: f64) -> Search<'_> {
     best
 }
 
-/// Iterated local search (Lourenço, Martin and Stützle 2003): a few random changes, then trades again; a somewhat later last rank
-/// is accepted, so that the walk leaves a local optimum. The random source is seeded: the same input always gives the same plan.
+/// Iterated local search (Lourenço, Martin and Stützle 2003): a few random changes, then trades
+/// again; a somewhat later last rank is accepted, so that the walk leaves a local optimum. The
+/// random source is seeded: the same input always gives the same plan.
 fn wander<'a>(start: Search<'a>, bound: f64) -> Search<'a> {
     let unit = start.unit;
     let mut random = Generator::new(0x65_70_6c_62);

@@ -68,7 +68,8 @@ struct Walker<'a> {
     search: Search<'a>,
 }
 
-/// Appends the points of the way from `points[0]`, each with a lower maximum than the one before, none with more than `most` moves.
+/// Appends the points of the way from `points[0]`, each with a lower maximum than the one before,
+/// none with more than `most` moves.
 pub(crate) fn trajectory(
     problem: &Problem,
     layer: usize,
@@ -87,8 +88,8 @@ pub(crate) fn trajectory(
         .map(|part| Walker::new(problem, layer, part, &points[0].slots))
         .collect();
     let mut here = points[0].clone();
-    // Every step lowers the largest load or the number of ranks that have it. Where an expert is twice on a rank, steps are estimates;
-    // the limit ends a way that goes in circles.
+    // Every step lowers the largest load or the number of ranks that have it. Where an expert is
+    // twice on a rank, steps are estimates; the limit ends a way that goes in circles.
     for _ in 0..4 * here.slots.len() {
         let busiest = (0..walkers.len()).max_by(|left, right| {
             walkers[*left]
@@ -130,8 +131,8 @@ pub(crate) fn trajectory(
     }
 }
 
-/// The units that keep what the placement keeps: nodes, if each expert group is on one node and the nodes have equally many; else the
-/// whole layer.
+/// The units that keep what the placement keeps: nodes, if each expert group is on one node and the
+/// nodes have equally many; else the whole layer.
 fn parts_of(problem: &Problem, layer: usize, slots: &[u32]) -> Vec<Part> {
     let weights = &problem.layers[layer].weights;
     let all = || {
@@ -217,7 +218,8 @@ impl<'a> Walker<'a> {
         out
     }
 
-    /// The change that gains most per move (or per cost, where moves have one) for the unit's last rank.
+    /// The change that gains most per move (or per cost, where moves have one) for the unit's last
+    /// rank.
     fn step(
         &self,
         problem: &Problem,

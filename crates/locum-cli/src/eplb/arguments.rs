@@ -61,7 +61,8 @@ pub(crate) struct SharedArguments {
     #[arg(long, value_name = "B")]
     pub(crate) max_bytes: Option<u64>,
 
-    /// Leave a layer alone unless its largest rank load falls by this part (incremental) [default: 0.01]
+    /// Leave a layer alone unless its largest rank load falls by this part (incremental) [default:
+    /// 0.01]
     #[arg(long, value_name = "PART")]
     pub(crate) min_gain: Option<f64>,
 
@@ -153,7 +154,8 @@ pub(crate) fn summary(z: Option<f64>) -> Summary {
     z.map_or(Summary::Mean, |z| Summary::MeanPlusDeviation { z })
 }
 
-/// An error of the library, with the argument or file that it is about, and the option that allows what it mentions.
+/// An error of the library, with the argument or file that it is about, and the option that allows
+/// what it mentions.
 pub(crate) fn wrong(what: &str) -> impl Fn(eplb::Error) -> CliError + '_ {
     move |error| {
         let option = match error {

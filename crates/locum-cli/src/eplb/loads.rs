@@ -12,9 +12,10 @@ type Windows = Vec<Vec<Vec<f64>>>;
 
 /// Reads loads by the file's extension.
 ///
-/// - `.json`: `[layers][experts]` or `[windows][layers][experts]` numbers, or an object with these under `logical_count` (as SGLang dumps
-///   them).
-/// - `.csv`: a line per layer, a column per expert; an empty line starts the next window, `#` a comment.
+/// - `.json`: `[layers][experts]` or `[windows][layers][experts]` numbers, or an object with these
+///   under `logical_count` (as SGLang dumps them).
+/// - `.csv`: a line per layer, a column per expert; an empty line starts the next window, `#` a
+///   comment.
 /// - `.safetensors`: one tensor of shape `[layers, experts]` or `[windows, layers, experts]`.
 pub(crate) fn read(path: &Path, tensor: Option<&str>) -> Result<Loads, CliError> {
     let wrong = |problem: String| CliError::Usage(format!("{}: {problem}", path.display()));

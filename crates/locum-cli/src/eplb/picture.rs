@@ -24,8 +24,9 @@ const INK: &str = "#1f2933";
 const FAINT: &str = "#7b8794";
 const GRID: &str = "#e4e7eb";
 
-/// Two panels with the same axes. Each rank has a bar, its load averaged over the layers, and a whisker up to its most loaded layer; loads are
-/// relative to the mean of their layer, which is the dashed line at 1.
+/// Two panels with the same axes. Each rank has a bar, its load averaged over the layers, and a
+/// whisker up to its most loaded layer; loads are relative to the mean of their layer, which is the
+/// dashed line at 1.
 pub(crate) fn rank_loads(plan: &Plan, before: &Before) -> String {
     let means: Vec<f64> = plan.layers.iter().map(|layer| layer.mean).collect();
     let after: Vec<Vec<f64>> = plan

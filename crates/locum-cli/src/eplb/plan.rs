@@ -192,7 +192,8 @@ fn current(
     Ok(placement)
 }
 
-/// A current placement may have ranks that died since, and experts that are twice on a rank; its two maps must agree.
+/// A current placement may have ranks that died since, and experts that are twice on a rank; its
+/// two maps must agree.
 fn check_current(path: &Path, current: &Placement, problem: &Problem) -> Result<(), CliError> {
     match current.validate(problem, Duplicates::Report) {
         Err(error @ (eplb::Error::NotInverse { .. } | eplb::Error::TooManyReplicas { .. })) => {
@@ -202,7 +203,8 @@ fn check_current(path: &Path, current: &Placement, problem: &Problem) -> Result<
     }
 }
 
-/// What the picture compares with: the current placement, or experts in order over the live slots, as engines start.
+/// What the picture compares with: the current placement, or experts in order over the live slots,
+/// as engines start.
 fn before(problem: &Problem, plan: &Plan) -> Result<picture::Before, CliError> {
     if problem.current().is_some() {
         let loads = plan
@@ -247,7 +249,7 @@ pub(crate) fn in_order(problem: &Problem, like: &Placement) -> Result<Placement,
 
 fn report(plan: &Plan, problem: &Problem) -> String {
     let moved = problem.current().is_some();
-    let mut header = vec!["layer", "experts", "slots", "most", "mean load"];
+    let mut header = vec!["layer", "experts", "slots", "replicas", "mean load"];
     if moved {
         header.push("before");
     }
@@ -261,14 +263,18 @@ fn report(plan: &Plan, problem: &Problem) -> String {
         .zip(plan.placement.layers())
         .enumerate()
         .map(|(index, (layer, placed))| {
-            let most = (0..placed.experts() as u32)
-                .map(|expert| placed.count(RetainedExpert(expert)))
-                .max();
+            let counts =
+                || (0..placed.experts() as u32).map(|expert| placed.count(RetainedExpert(expert)));
+            let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
             let mut row = vec![
                 index.to_string(),
                 placed.experts().to_string(),
                 placed.slots().to_string(),
-                format!("×{}", most.unwrap_or(0)),
+                if least == most {
+                    most.to_string()
+                } else {
+                    format!("{least}–{most}")
+                },
                 figure(layer.mean),
             ];
             row.extend(layer.maximum_before.map(figure));
