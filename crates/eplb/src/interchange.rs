@@ -41,6 +41,14 @@ pub struct HiddenLayers {
 
 impl HiddenLayers {
     fn check(&self, layers: usize) -> Result<(), Error> {
+        const MOST: usize = 1 << 16;
+        if self.count > MOST {
+            return Err(Error::Limit {
+                what: "hidden layers",
+                value: self.count,
+                limit: MOST,
+            });
+        }
         if self.moe.len() != layers {
             return Err(Error::Shape {
                 what: "indices of MoE layers".into(),
@@ -102,7 +110,8 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// When layers differ in experts or slots, a slot is empty, or `hidden` does not fit.
+    /// When layers differ in experts or slots, a slot is empty, or `hidden` does not fit or has more
+    /// than 65 536 layers.
     pub fn to_sglang(&self, hidden: &HiddenLayers) -> Result<Value, Error> {
         hidden.check(self.layers().len())?;
         self.check_engine("SGLang")?;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::placement::check_experts_limit;
 
 /// The largest load: the last integer up to which an `f64` holds every integer.
 pub const LARGEST_LOAD: f64 = 9_007_199_254_740_992.0;
@@ -248,6 +249,7 @@ pub fn hash_routed_load(
             what: "experts of the hash-routed layer".into(),
         });
     }
+    check_experts_limit(experts)?;
     let entries = histogram.len().checked_mul(top_k);
     if top_k == 0 || entries != Some(tid2eid.len()) {
         return Err(Error::Shape {

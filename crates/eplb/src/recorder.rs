@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::collect::ModelGeometry;
 use crate::error::Error;
 use crate::load::{Loads, Scope};
-use crate::placement::Placement;
+use crate::placement::{Placement, check_experts_limit};
 
 /// Counts routes per layer and expert, and keeps the last windows.
 ///
@@ -27,7 +27,7 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// When a layer has no experts, or either number is 0.
+    /// When a layer has no experts or more than 65 536, or either number is 0.
     pub fn new(
         scope: Scope,
         experts: &[usize],
@@ -38,6 +38,9 @@ impl Recorder {
             return Err(Error::Empty {
                 what: format!("experts of layer {layer}"),
             });
+        }
+        for experts in experts {
+            check_experts_limit(*experts)?;
         }
         for (what, value) in [
             ("steps per window", steps_per_window),

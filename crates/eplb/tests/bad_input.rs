@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use eplb::{
-    Cluster, Error, Geometry, Greedy, Loads, Placement, Planner, Problem, Refined, RetainedExpert,
-    Slots, Summary, hash_routed_load,
+    Cluster, Error, Geometry, Greedy, HiddenLayers, LayerPlacement, Loads, Placement, Planner,
+    Problem, Recorder, Refined, RetainedExpert, Scope, Slots, Summary, hash_routed_load,
 };
 
 fn loads(window: &[&[f64]]) -> Result<Loads, Error> {
@@ -278,6 +278,24 @@ fn sizes_beyond_any_model_are_refused_before_memory_is_asked_for() {
         assert!(matches!(builder(slots).build(), Err(Error::Limit { .. })));
     }
     assert!(Geometry::new(usize::MAX, 0, usize::MAX, 2).is_err());
+    let limit = |error| matches!(error, Err(Error::Limit { .. }));
+    assert!(limit(
+        Recorder::new(Scope::Global, &[usize::MAX], 1, 1).map(|_| ())
+    ));
+    assert!(limit(
+        hash_routed_load(&[1], &[0], 1, usize::MAX).map(|_| ())
+    ));
+    assert!(limit(
+        LayerPlacement::new(0, &[], usize::MAX, 1).map(|_| ())
+    ));
+    assert!(limit(
+        LayerPlacement::new(0, &[], 1, usize::MAX).map(|_| ())
+    ));
+    let hidden = HiddenLayers {
+        count: usize::MAX,
+        moe: vec![],
+    };
+    assert!(limit(Placement::default().to_sglang(&hidden).map(|_| ())));
 }
 
 #[test]
