@@ -208,6 +208,18 @@ impl LayerPlacement {
         self.replicas.len()
     }
 
+    /// What is left when the ranks that are not live are gone; `None` if an expert is not.
+    pub(crate) fn survivors(&self, live: &[bool]) -> Option<Self> {
+        let mut slots = self.slots.clone();
+        for rank in (0..self.ranks()).filter(|rank| !live[*rank]) {
+            slots[self.range(rank)].fill(EMPTY);
+        }
+        let left = Self::from_checked(Arc::clone(&self.offsets), slots, self.experts());
+        (0..left.experts())
+            .all(|expert| !left.replica_slots(expert).is_empty())
+            .then_some(left)
+    }
+
     pub(crate) fn same_shape(&self, offsets: &[u32], experts: usize) -> bool {
         *self.offsets == *offsets && self.experts() == experts
     }

@@ -16,14 +16,14 @@ use crate::validate::{Duplicate, Duplicates};
 pub struct LayerReport {
     /// Load of each rank, 0 for one that is not live. Shape `[ranks]`.
     pub rank_loads: Vec<f64>,
-    /// The same under the current placement, when there is one. Experts that only dead ranks hold
-    /// are in no rank's load.
+    /// The same under what dead ranks left of the current placement; `None` without one, and when
+    /// an expert was lost with them.
     pub rank_loads_before: Option<Vec<f64>>,
     /// Mean over the live ranks: `Σw / Σspeed`.
     pub mean: f64,
     /// Largest rank load.
     pub maximum: f64,
-    /// Largest rank load under the current placement.
+    /// The largest of `rank_loads_before`.
     pub maximum_before: Option<f64>,
     /// `mean / maximum`; 1 without load.
     pub balancedness: f64,
@@ -57,7 +57,8 @@ pub struct Plan {
     pub layers: Vec<LayerReport>,
     /// Σ over layers of the mean rank load / Σ of the maximum; 1 without load.
     pub balancedness: f64,
-    /// The balancedness under the current placement, when there is one.
+    /// The balancedness under the current placement; `None` without one, and when an expert was
+    /// lost with a rank.
     pub balancedness_before: Option<f64>,
     /// The layer that is balanced worst; none without layers.
     pub worst_layer: Option<WorstLayer>,
@@ -116,13 +117,9 @@ impl Plan {
             let maximum = rank_loads.iter().copied().fold(0.0, f64::max);
             let mean = input.weights.iter().sum::<f64>() / live_speed;
             let current = problem.current_layer(layer);
-            let rank_loads_before = current.map(|current| {
-                let mut loads = current.rank_times(&input.weights, speeds);
-                for (load, live) in loads.iter_mut().zip(problem.cluster.live()) {
-                    *load = if *live { *load } else { 0.0 };
-                }
-                loads
-            });
+            let rank_loads_before = current
+                .and_then(|current| current.survivors(problem.cluster.live()))
+                .map(|left| left.rank_times(&input.weights, speeds));
             let change = current
                 .map(|current| difference(current, placed))
                 .unwrap_or_default();
@@ -223,6 +220,8 @@ impl Plan {
                 "balancedness {before:.4} before, {:.4} after",
                 self.balancedness
             ));
+        } else if problem.current.is_some() {
+            parts.push("some experts are on no live rank now".into());
         } else {
             parts.push("no current placement, so nothing is moved".into());
         }

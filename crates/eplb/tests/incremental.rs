@@ -243,6 +243,8 @@ fn a_dead_rank_is_emptied_and_its_experts_stay_present() {
         plan.placement.physical_to_logical_map(),
         [[0, 1, -1, -1, 2, 3]]
     );
+    // What was left carried the same: each expert on one live rank.
+    assert_eq!(plan.layers[0].rank_loads_before, Some(vec![2.0, 0.0, 2.0]));
     // Rank 0 dies, and with it the only replicas of experts 0 and 1.
     let lost = build([false, true, true]);
     assert_eq!(

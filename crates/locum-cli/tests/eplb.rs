@@ -313,7 +313,25 @@ fn windows_uneven_slots_speeds_groups_and_dead_ranks() {
         message.ends_with("allow reloading from the checkpoint (--reload)"),
         "{message}"
     );
-    folder.succeeds("plan --load windows.json --ranks 3 --slots 6 --current current.json --dead-ranks 1 --reload");
+    let text = folder.succeeds(
+        "plan --load windows.json --ranks 3 --slots 6 --current current.json --dead-ranks 1 --reload --svg lost.svg",
+    );
+    // Layer 0 lost experts 2 and 3, layer 1 none.
+    let before = |line: usize| {
+        text.lines()
+            .nth(line)
+            .unwrap()
+            .split_whitespace()
+            .nth(5)
+            .unwrap()
+    };
+    assert_eq!((before(1), before(2)), ("–", "2.000"), "{text}");
+    assert!(
+        text.contains("some experts are on no live rank now"),
+        "{text}"
+    );
+    let svg = std::fs::read_to_string(folder.path("lost.svg")).unwrap();
+    assert!(svg.contains("Experts in order"));
 }
 
 #[test]

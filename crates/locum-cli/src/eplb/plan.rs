@@ -203,17 +203,17 @@ fn check_current(path: &Path, current: &Placement, problem: &Problem) -> Result<
     }
 }
 
-/// What the picture compares with: the current placement, or experts in order over the live slots,
-/// as engines start.
+/// What the picture compares with: the current placement, or, without one that has all experts,
+/// experts in order over the live slots, as engines start.
 fn before(problem: &Problem, plan: &Plan) -> Result<picture::Before, CliError> {
-    if problem.current().is_some() {
-        let loads = plan
-            .layers
-            .iter()
-            .map(|layer| layer.rank_loads_before.clone().unwrap_or_default());
+    let known = plan
+        .layers
+        .iter()
+        .map(|layer| layer.rank_loads_before.clone());
+    if let Some(rank_loads) = known.collect() {
         return Ok(picture::Before {
             name: "current placement",
-            rank_loads: loads.collect(),
+            rank_loads,
         });
     }
     let placement = in_order(problem, &plan.placement)?;
@@ -277,7 +277,9 @@ fn report(plan: &Plan, problem: &Problem) -> String {
                 },
                 figure(layer.mean),
             ];
-            row.extend(layer.maximum_before.map(figure));
+            if moved {
+                row.push(layer.maximum_before.map_or_else(|| "–".into(), figure));
+            }
             row.extend([
                 figure(layer.maximum),
                 figure(layer.lower_bound.value),
