@@ -4,7 +4,7 @@
 use eplb::synthetic::{Generator, Shape};
 use eplb::{
     BoundKind, Cluster, DeepSeek, Greedy, Incremental, Loads, Plan, Planner, Problem, Refined,
-    Slots, Summary, hash_routed_load,
+    RetainedExpert, Slots, Summary, hash_routed_load,
 };
 
 fn all() -> [&'static dyn Planner; 4] {
@@ -624,4 +624,44 @@ fn a_fresh_plan_keeps_what_it_can_of_the_current_one() {
     assert!(aware.moves < arrivals(&unaware));
     let (aware, unaware) = (aware.layers[0].maximum, unaware.layers[0].maximum);
     assert!((aware / unaware - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn keeping_experts_in_place_costs_no_balance() {
+    // Ranks differ in speed, in slots and in node, so contents cannot go to just any rank.
+    let mut generator = Generator::new(18);
+    let before = generator.window(3, 64, Shape::Lognormal { sigma: 1.0 });
+    let after = generator.drift(&before, 0.5);
+    let speeds = vec![1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 3.0, 1.0];
+    for (nodes, groups, slots) in [(1, 1, 83), (2, 4, 83), (4, 8, 80)] {
+        let build = |loads: &Vec<Vec<f64>>| {
+            let cluster = Cluster::new(8, nodes)
+                .unwrap()
+                .with_speeds(speeds.clone())
+                .unwrap();
+            Problem::builder(
+                Loads::new(loads.clone()).unwrap(),
+                cluster,
+                Slots::Same(slots),
+            )
+            .groups(groups)
+            .uneven(true)
+        };
+        let current = Refined.plan(&build(&before).build().unwrap()).unwrap();
+        let problem = build(&after).current(current.placement).build().unwrap();
+        let aware = Refined.plan(&problem).unwrap();
+        let unaware = Refined.plan(&build(&after).build().unwrap()).unwrap();
+        for layer in aware.placement.layers() {
+            let node = |slot| layer.rank_of(slot).unwrap() / (8 / nodes);
+            for expert in 0..64 {
+                let first = RetainedExpert((expert / (64 / groups) * (64 / groups)) as u32);
+                let home = node(layer.replicas(first).next().unwrap());
+                let mut replicas = layer.replicas(RetainedExpert(expert as u32));
+                assert!(groups == 1 || replicas.all(|slot| node(slot) == home));
+            }
+        }
+        for (aware, unaware) in aware.layers.iter().zip(&unaware.layers) {
+            assert!((aware.maximum / unaware.maximum - 1.0).abs() < 1e-12);
+        }
+    }
 }
