@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 /// From the top down.
-pub(super) const LAYERS: [&str; 7] = [
+pub(super) const LAYERS: [&str; 8] = [
+    "eplb",
     "locum-substitution",
     "locum-macros",
     "locum-checkpoint",
@@ -17,7 +18,8 @@ pub(super) const LAYERS: [&str; 7] = [
 const OUTSIDE: [&str; 4] = ["xtask", "locum-tests", "locum-benches", "locum-downstream"];
 
 /// What a crate must not depend on, unless behind a feature of its own.
-const FORBIDDEN: [(&str, &[&str]); 2] = [
+const FORBIDDEN: [(&str, &[&str]); 3] = [
+    ("eplb", &["burn", "safetensors"]),
     ("locum-substitution", &["burn", "safetensors", "memmap2"]),
     ("locum-checkpoint", &["burn"]),
 ];
