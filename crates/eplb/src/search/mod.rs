@@ -308,4 +308,22 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn an_expert_with_replicas_elsewhere_gives_way_to_a_lighter_one() {
+        let unit = Unit {
+            weights: &[6.0, 5.0, 1.0, 1.0],
+            offsets: &[0, 2, 4, 6],
+            speeds: &[1.0; 3],
+        };
+        // 3 + 5, 3 + 0.5, 1 + 0.5: expert 0 can be on rank 1 alone.
+        let mut search = Search::from_slots(unit, &[0, 1, 0, 2, 3, 2]);
+        let (after, change) = search
+            .best_relief(|_, _| true)
+            .unwrap_or_else(|| panic!("the first rank can be relieved"));
+        assert_eq!(change, Change::Replace { slot: 0, expert: 2 });
+        search.apply(change);
+        assert!((after - (6.0 + 1.0 / 3.0)).abs() < 1e-12);
+        assert_eq!(search.last(), (1, after));
+    }
 }
