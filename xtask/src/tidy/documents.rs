@@ -3,7 +3,8 @@
 use std::path::Path;
 
 /// Where the README's Rust comes from.
-const EXAMPLES: [&str; 2] = [
+const EXAMPLES: [&str; 3] = [
+    "crates/eplb/tests/readme.rs",
     "tests/downstream/src/lib.rs",
     "tests/downstream/tests/use.rs",
 ];
@@ -12,15 +13,18 @@ pub(super) fn wrong(root: &Path) -> Result<Vec<String>, String> {
     let readme = super::read(&root.join("README.md"))?;
     let sources = EXAMPLES
         .iter()
-        .map(|file| super::read(&root.join(file)))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|file| Ok(unindented(&super::read(&root.join(file))?)))
+        .collect::<Result<Vec<String>, String>>()?;
     let mut wrong = Vec::new();
     let examples = rust_blocks(&readme);
     if examples.is_empty() {
         wrong.push("README.md has no Rust example".to_owned());
     }
     for example in examples {
-        if !sources.iter().any(|source| source.contains(example)) {
+        if !sources
+            .iter()
+            .any(|source| source.contains(&unindented(example)))
+        {
             let first = example.lines().next().unwrap_or_default();
             wrong.push(format!(
                 "README.md: the example that starts with `{first}` is not in {}",
@@ -42,6 +46,13 @@ pub(super) fn wrong(root: &Path) -> Result<Vec<String>, String> {
         ));
     }
     Ok(wrong)
+}
+
+/// An example may stand within a function.
+fn unindented(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("{}\n", line.trim_start()))
+        .collect()
 }
 
 fn rust_blocks(text: &str) -> Vec<&str> {
