@@ -52,6 +52,11 @@ fn refused_by_all() -> Vec<(&'static str, Value, &'static str)> {
             json!(-1),
             "`num_hidden_layers` must be",
         ),
+        (
+            "num_hidden_layers",
+            json!(4_000_000_000u64),
+            "`num_hidden_layers` is 4000000000, but must be at most",
+        ),
         ("torch_dtype", json!("float8"), "`torch_dtype` \"float8\""),
         (
             "num_experts_per_tok",
@@ -80,6 +85,11 @@ fn qwen2_moe() {
                 "decoder_sparse_step",
                 json!(0),
                 "`decoder_sparse_step` must be a positive number",
+            ),
+            (
+                "num_experts",
+                json!(4_000_000_000u64),
+                "`num_experts` is 4000000000 in layer 0, but must be at most",
             ),
             (
                 "mlp_only_layers",

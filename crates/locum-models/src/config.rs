@@ -9,6 +9,9 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
+/// More experts than any layer has: a number beyond is a mistake, and would be memory without end.
+const MOST_EXPERTS: u32 = 100_000;
+
 /// What a family's attention has where its configuration says nothing.
 pub(crate) struct HeadDefaults {
     /// `num_attention_heads`
@@ -259,6 +262,12 @@ impl<'a> Fields<'a> {
                 return Err(ModelError::field(
                     chosen,
                     format!("is {top_k}, but layer {layer} has {count} experts"),
+                ));
+            }
+            if count > MOST_EXPERTS {
+                return Err(ModelError::field(
+                    experts,
+                    format!("is {count} in layer {layer}, but must be at most {MOST_EXPERTS}"),
                 ));
             }
             experts_of_layers[layer] = count;

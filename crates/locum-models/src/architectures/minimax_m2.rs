@@ -63,7 +63,7 @@ impl ArchitectureConfig for MiniMaxM2Config {
         };
         let shape = fields.attention_shape(hidden, &heads)?;
         let epsilon = fields.number_or("rms_norm_eps", 1e-6)?;
-        let layers = fields.size_or("num_hidden_layers", 62)?;
+        let layers = fields.layer_count(62)?;
         let experts = fields.name_in_use(["num_local_experts", "num_experts"])?;
         let (experts, top_k) =
             fields.expert_counts((experts, 256), ("num_experts_per_tok", 8), layers)?;

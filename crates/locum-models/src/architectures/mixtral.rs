@@ -48,7 +48,7 @@ impl ArchitectureConfig for MixtralConfig {
             head: None,
         };
         let shape = fields.attention_shape(hidden, &heads)?;
-        let layers = fields.size_or("num_hidden_layers", 32)?;
+        let layers = fields.layer_count(32)?;
         let experts = fields.name_in_use(["num_local_experts", "num_experts"])?;
         let (experts, top_k) =
             fields.expert_counts((experts, 8), ("num_experts_per_tok", 2), layers)?;

@@ -39,6 +39,13 @@ impl ArchitectureConfig for OlmoeConfig {
         fields.only("hidden_act", &["silu"])?;
         fields.refuse("attention_bias")?;
         fields.refuse("quantization_config")?;
+        let clip = fields.optional_number("clip_qkv")?;
+        if let Some(bound) = clip.filter(|bound| *bound < 0.0) {
+            return Err(ModelError::field(
+                "clip_qkv",
+                format!("is {bound}, but a bound cannot be negative"),
+            ));
+        }
         let hidden = fields.size_or("hidden_size", 2048)?;
         let heads = HeadDefaults {
             heads: 16,
@@ -47,7 +54,7 @@ impl ArchitectureConfig for OlmoeConfig {
         };
         let shape = fields.attention_shape(hidden, &heads)?;
         let epsilon = fields.number_or("rms_norm_eps", 1e-5)?;
-        let layers = fields.size_or("num_hidden_layers", 16)?;
+        let layers = fields.layer_count(16)?;
         let experts = fields.name_in_use(["num_experts", "num_local_experts"])?;
         let (experts, top_k) =
             fields.expert_counts((experts, 64), ("num_experts_per_tok", 8), layers)?;
@@ -66,7 +73,7 @@ impl ArchitectureConfig for OlmoeConfig {
                 shape,
                 norm: HeadNorm::Projection(epsilon),
                 bias: false,
-                clip: fields.optional_number("clip_qkv")?,
+                clip,
             },
             moe: MoeConfig {
                 experts,

@@ -55,7 +55,7 @@ impl ArchitectureConfig for Qwen2MoeConfig {
             head: None,
         };
         let shape = fields.attention_shape(hidden, &heads)?;
-        let layers = fields.size_or("num_hidden_layers", 24)?;
+        let layers = fields.layer_count(24)?;
         let (experts, top_k) = fields.sparse_expert_counts(
             ("num_experts", 60),
             ("num_experts_per_tok", 4),

@@ -55,7 +55,7 @@ impl ArchitectureConfig for Qwen3MoeConfig {
         };
         let shape = fields.attention_shape(hidden, &heads)?;
         let epsilon = fields.number_or("rms_norm_eps", 1e-6)?;
-        let layers = fields.size_or("num_hidden_layers", 24)?;
+        let layers = fields.layer_count(24)?;
         let experts = fields.name_in_use(["num_experts", "num_local_experts"])?;
         let (experts, top_k) = fields.sparse_expert_counts(
             (experts, 128),

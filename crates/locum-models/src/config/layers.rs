@@ -5,7 +5,23 @@ use serde_json::Value;
 use super::Fields;
 use crate::ModelError;
 
+/// More layers than any model has: a number beyond is a mistake, and would be memory without end.
+const MOST_LAYERS: usize = 10_000;
+
 impl Fields<'_> {
+    /// `num_hidden_layers`, or the family's default.
+    pub(crate) fn layer_count(&self, default: usize) -> Result<usize, ModelError> {
+        const LAYERS: &str = "num_hidden_layers";
+        let layers = self.size_or(LAYERS, default)?;
+        if layers > MOST_LAYERS {
+            return Err(ModelError::field(
+                LAYERS,
+                format!("is {layers}, but must be at most {MOST_LAYERS}"),
+            ));
+        }
+        Ok(layers)
+    }
+
     /// Which layers have experts: every `decoder_sparse_step`-th one that is not among
     /// `mlp_only_layers`.
     pub(crate) fn sparse_layers(&self, layers: usize) -> Result<Vec<bool>, ModelError> {
