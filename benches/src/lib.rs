@@ -1,1 +1,63 @@
-//! placeholder
+//! What the benchmark suites share: timing, the machine's limits, and how figures are printed.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+/// How long a suite may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    budget: Duration,
+}
+
+impl Effort {
+    /// Reads the program's arguments: `--quick` spends a tenth of the time.
+    #[must_use]
+    pub fn from_arguments() -> Self {
+        let quick = std::env::args().any(|argument| argument == "--quick");
+        Self {
+            budget: Duration::from_millis(if quick { 300 } else { 3000 }),
+        }
+    }
+
+    /// The median time of some work, in seconds: of at least three runs after a warm-up, and of as
+    /// many as the budget holds.
+    pub fn median<T>(&self, mut work: impl FnMut() -> T) -> f64 {
+        black_box(work());
+        let mut times = Vec::new();
+        let start = Instant::now();
+        while times.len() < 3 || (start.elapsed() < self.budget && times.len() < 1000) {
+            let once = Instant::now();
+            black_box(work());
+            times.push(once.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    }
+}
+
+/// Bytes per second that all threads together read from memory.
+#[must_use]
+pub fn read_bandwidth(effort: Effort) -> f64 {
+    const WORDS: usize = 64 << 20;
+    let memory = vec![1u64; WORDS];
+    let time = effort.median(|| {
+        memory
+            .par_chunks(WORDS / 64)
+            .map(|chunk| chunk.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)))
+            .reduce(|| 0, u64::wrapping_add)
+    });
+    (WORDS * 8) as f64 / time
+}
+
+/// The machine as `/proc/cpuinfo` names it, and its threads.
+#[must_use]
+pub fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor", |(_, name)| name);
+    format!("{name}, {} threads", rayon::current_num_threads())
+}

@@ -1,5 +1,6 @@
 //! `locum`: generate from, inspect and compare mixture-of-experts checkpoints.
 
+mod eplb;
 mod error;
 mod generate;
 mod inspect;
@@ -33,6 +34,9 @@ enum Command {
     Inspect(inspect::InspectArguments),
     /// Write a model's logits for given token ids, to compare with another implementation
     Logits(logits::LogitsArguments),
+    /// Plan where expert replicas go
+    #[command(subcommand)]
+    Eplb(eplb::EplbCommand),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
+        Command::Eplb(command) => eplb::run(&command),
     };
     match result {
         // Whoever reads has seen enough: that is no failure.

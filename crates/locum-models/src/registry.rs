@@ -104,7 +104,7 @@ impl Architecture {
     /// [`ModelError::UnsupportedArchitecture`], which lists the supported ones.
     pub fn of_config(config: &Value) -> Result<&'static Self, ModelError> {
         let places = [config.get("text_config"), Some(config)];
-        let model_types = places
+        let mut model_types = places
             .into_iter()
             .flatten()
             .filter_map(|place| place.get("model_type")?.as_str());
@@ -128,7 +128,7 @@ impl Architecture {
         }
         Err(ModelError::UnsupportedArchitecture {
             found: model_types
-                .last()
+                .next_back()
                 .map_or_else(|| "(none)".into(), |found| format!("{found:?}")),
             supported: ARCHITECTURES
                 .iter()

@@ -231,6 +231,7 @@ fn check_experts(
 
 /// Where the tensors of a checkpoint go.
 struct Places {
+    /// By canonical name, so that a module may spell its paths as any checkpoint does.
     parameters: HashMap<String, Parameter>,
     /// Canonical prefix of each MoE layer's experts.
     layers: Vec<String>,
@@ -238,6 +239,7 @@ struct Places {
 }
 
 struct Parameter {
+    path: String,
     shape: Vec<usize>,
     loaded: bool,
 }
@@ -262,7 +264,7 @@ impl Places {
             // A layer that takes its experts itself has no parameters for anyone else to fill.
             if moe.expert_weights().is_some() {
                 let prefix = format!("{path}.");
-                parameters.retain(|path, _| !path.starts_with(&prefix));
+                parameters.retain(|_, parameter| !parameter.path.starts_with(&prefix));
             }
         });
         let by_prefix = layers
@@ -339,11 +341,14 @@ impl ModuleVisitor for Survey {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.joined();
         let parameter = Parameter {
             shape: param.lazy_shape().to_vec(),
             loaded: param.is_initialized(),
+            path: path.clone(),
         };
-        self.parameters.insert(self.path.joined(), parameter);
+        self.parameters
+            .insert(canonical(&path).into_owned(), parameter);
     }
 }
 
@@ -366,7 +371,7 @@ impl ModuleMapper for Assignment<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.path.joined();
-        let Some(tensor) = self.parameters.remove(&path) else {
+        let Some(tensor) = self.parameters.remove(&*canonical(&path)) else {
             return param;
         };
         match value(tensor, &param.lazy_device()) {

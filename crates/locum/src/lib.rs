@@ -15,6 +15,8 @@
 //! your own take substituted checkpoints, annotate it with [`expert_substitution`].
 #![deny(missing_docs)]
 
+/// The Burn release that everything here is built on.
+pub use burn;
 pub use locum_checkpoint as checkpoint;
 pub use locum_models as models;
 pub use locum_nn as nn;
@@ -33,7 +35,7 @@ pub use locum_substitution::__private;
 /// What a program that defines or runs a model usually needs.
 pub mod prelude {
     pub use crate::{
-        LoadWeights, MoeLayer, MoeLayers, PipelineStage, ProcessWeightsAfterLoading, Stage,
-        SubstitutionSpec, expert_substitution,
+        LoadWeights, Loaded, MoeLayer, MoeLayers, PipelineStage, ProcessWeightsAfterLoading, Stage,
+        SubstitutionError, SubstitutionSpec, WeightStream, expert_substitution,
     };
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// From the top down.
-const LAYERS: [&str; 8] = [
+pub(super) const LAYERS: [&str; 8] = [
     "eplb",
     "locum-substitution",
     "locum-macros",

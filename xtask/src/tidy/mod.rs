@@ -1,5 +1,6 @@
 //! Rules that no compiler checks. They are tests as well.
 
+mod documents;
 mod headers;
 mod layers;
 mod licences;
@@ -10,6 +11,7 @@ use std::path::Path;
 pub(crate) fn all(root: &Path) -> Result<(), String> {
     let metadata = crate::run::cargo_output(root, "metadata --format-version 1 --no-deps")?;
     let mut wrong = headers::wrong(root)?;
+    wrong.extend(documents::wrong(root)?);
     wrong.extend(layers::wrong(&metadata)?);
     wrong.extend(licences::wrong(root)?);
     if wrong.is_empty() {
