@@ -3,11 +3,15 @@
 //! Test support: a fixture that cannot be read is a failed test, so functions panic.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
+mod edited;
+
 use std::path::{Path, PathBuf};
 
 use locum::models::{LoadOptions, Logits, Model, ModelFiles};
 use locum::nn::DType;
 use safetensors::{Dtype, SafeTensors};
+
+pub use edited::{EditedModel, StoredTensor};
 
 /// A file or folder of `tests/fixtures`.
 #[must_use]

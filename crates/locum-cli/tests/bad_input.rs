@@ -295,6 +295,7 @@ fn field_that_would_change_the_result() {
             json!(9),
             "`num_experts_per_tok` is 9",
         ),
+        ("clip_qkv", json!(-1.0), "`clip_qkv` is -1"),
         ("torch_dtype", json!("float8"), "`torch_dtype` \"float8\""),
     ] {
         let mut model = approx();

@@ -1,10 +1,26 @@
 //! Typed reading of a `config.json`: every error names its field.
 
-use locum_nn::{AttentionShape, RotaryConfig};
+mod layers;
+mod rotary;
+
+use locum_nn::AttentionShape;
 use locum_substitution::{Dtype, ExpertCounts};
 use serde_json::{Map, Value};
 
 use crate::ModelError;
+
+/// More experts than any layer has: a number beyond is a mistake, and would be memory without end.
+const MOST_EXPERTS: u32 = 100_000;
+
+/// What a family's attention has where its configuration says nothing.
+pub(crate) struct HeadDefaults {
+    /// `num_attention_heads`
+    pub(crate) heads: usize,
+    /// `num_key_value_heads`; as many as query heads where there is none.
+    pub(crate) kv_heads: Option<usize>,
+    /// `head_dim`; the hidden size divided by the number of heads where there is none.
+    pub(crate) head: Option<usize>,
+}
 
 /// A `config.json`, or the `text_config` within it.
 #[derive(Clone, Copy, Debug)]
@@ -33,16 +49,39 @@ impl<'a> Fields<'a> {
 
     /// A field, unless absent or null.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
+        self.declared(field).filter(|value| !value.is_null())
+    }
+
+    /// A field, null or not: in some families null means something else than nothing.
+    pub(crate) fn declared(&self, field: &str) -> Option<&'a Value> {
         [self.text, self.top]
             .into_iter()
             .find_map(|map| map.get(field))
-            .filter(|value| !value.is_null())
     }
 
-    /// A size that has no default: positive.
-    pub(crate) fn size(&self, field: &str) -> Result<usize, ModelError> {
-        self.optional_size(field)?
-            .ok_or_else(|| ModelError::field(field, "is missing"))
+    /// The one of a field's two names that is in use; the first where neither is.
+    pub(crate) fn name_in_use(&self, names: [&'static str; 2]) -> Result<&'static str, ModelError> {
+        match names.map(|name| self.get(name)) {
+            [Some(first), Some(second)] if first != second => Err(ModelError::field(
+                names[1],
+                format!(
+                    "is {second}, but `{}`, which means the same, is {first}",
+                    names[0]
+                ),
+            )),
+            [None, Some(_)] => Ok(names[1]),
+            _ => Ok(names[0]),
+        }
+    }
+
+    /// A positive size, or the family's default.
+    pub(crate) fn size_or(&self, field: &str, default: usize) -> Result<usize, ModelError> {
+        Ok(self.optional_size(field)?.unwrap_or(default))
+    }
+
+    /// A finite number, or the family's default.
+    pub(crate) fn number_or(&self, field: &str, default: f64) -> Result<f64, ModelError> {
+        Ok(self.optional_number(field)?.unwrap_or(default))
     }
 
     /// A positive size, if it is there.
@@ -112,12 +151,47 @@ impl<'a> Fields<'a> {
         Err(ModelError::field(field, "is not supported"))
     }
 
-    /// Heads; their size is `head_dim`, or else `hidden_size` divided by their number.
-    pub(crate) fn attention_shape(&self) -> Result<AttentionShape, ModelError> {
-        let hidden = self.size("hidden_size")?;
-        let heads = self.size("num_attention_heads")?;
-        let kv_heads = self.optional_size("num_key_value_heads")?.unwrap_or(heads);
-        let head = match self.optional_size("head_dim")? {
+    /// Refuses every value of a field but the one that is supported.
+    pub(crate) fn fixed(&self, field: &str, supported: Value) -> Result<(), ModelError> {
+        match self.get(field) {
+            None => Ok(()),
+            Some(value) if *value == supported => Ok(()),
+            // 1 is 1.0
+            Some(value) if value.is_number() && value.as_f64() == supported.as_f64() => Ok(()),
+            Some(value) => Err(ModelError::field(
+                field,
+                format!("{value} is not supported (supported: {supported})"),
+            )),
+        }
+    }
+
+    /// Refuses a list that holds anything but the one value that is supported.
+    pub(crate) fn all(&self, field: &str, supported: &Value) -> Result<(), ModelError> {
+        match self.get(field) {
+            None => Ok(()),
+            Some(Value::Array(list)) if list.iter().all(|value| value == supported) => Ok(()),
+            Some(_) => Err(ModelError::field(
+                field,
+                format!("is not supported where it holds anything but {supported}"),
+            )),
+        }
+    }
+
+    /// Heads; what is absent is the family's default, and a number of key and value heads that is
+    /// null is that of the query heads.
+    pub(crate) fn attention_shape(
+        &self,
+        hidden: usize,
+        defaults: &HeadDefaults,
+    ) -> Result<AttentionShape, ModelError> {
+        const KV_HEADS: &str = "num_key_value_heads";
+        let heads = self.size_or("num_attention_heads", defaults.heads)?;
+        let kv_heads = match self.declared(KV_HEADS) {
+            None => defaults.kv_heads,
+            Some(_) => self.optional_size(KV_HEADS)?,
+        }
+        .unwrap_or(heads);
+        let head = match self.optional_size("head_dim")?.or(defaults.head) {
             Some(head) => head,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
@@ -143,46 +217,63 @@ impl<'a> Fields<'a> {
     /// The experts of each layer, and how many a token goes to; each field with its default.
     pub(crate) fn expert_counts(
         &self,
+        experts: (&str, u32),
+        chosen: (&str, u32),
+        layers: usize,
+    ) -> Result<(Vec<u32>, usize), ModelError> {
+        self.sparse_expert_counts(experts, chosen, &vec![true; layers])
+    }
+
+    /// The same where some layers are dense, which have no experts.
+    pub(crate) fn sparse_expert_counts(
+        &self,
         (experts, default_experts): (&str, u32),
         (chosen, default_chosen): (&str, u32),
-        layers: usize,
+        sparse: &[bool],
     ) -> Result<(Vec<u32>, usize), ModelError> {
         let counts = ExpertCounts::from_config(self.map(), &[experts])?
             .unwrap_or(ExpertCounts::Uniform(default_experts));
         let chosen_counts = ExpertCounts::from_config(self.map(), &[chosen])?
             .unwrap_or(ExpertCounts::Uniform(default_chosen));
         ExpertCounts::check_lengths(&[(experts, &counts), (chosen, &chosen_counts)])?;
-        let of_layers = |counts: &ExpertCounts, field: &str| -> Result<Vec<u32>, ModelError> {
-            (0..layers as u32)
-                .map(|layer| {
-                    counts
-                        .of_layer(layer)
-                        .ok_or_else(|| ModelError::field(field, format!("lacks layer {layer}")))
-                })
-                .collect()
-        };
-        let counts = of_layers(&counts, experts)?;
-        let chosen_counts = of_layers(&chosen_counts, chosen)?;
-        let top_k = chosen_counts.first().copied().unwrap_or(default_chosen);
-        if let Some(layer) = chosen_counts.iter().position(|&k| k != top_k) {
-            return Err(ModelError::field(
-                chosen,
-                format!(
-                    "is {} in layer {layer} but {top_k} in layer 0: it must be the same in all",
-                    chosen_counts[layer]
-                ),
-            ));
+        let mut experts_of_layers = vec![0; sparse.len()];
+        let mut top_k = None;
+        for (layer, _) in sparse.iter().enumerate().filter(|(_, sparse)| **sparse) {
+            let of_layer = |counts: &ExpertCounts, field: &str| {
+                counts
+                    .of_layer(layer as u32)
+                    .ok_or_else(|| ModelError::field(field, format!("lacks layer {layer}")))
+            };
+            let (count, chosen_count) = (
+                of_layer(&counts, experts)?,
+                of_layer(&chosen_counts, chosen)?,
+            );
+            let (first, top_k) = *top_k.get_or_insert((layer, chosen_count));
+            if chosen_count != top_k {
+                return Err(ModelError::field(
+                    chosen,
+                    format!(
+                        "is {chosen_count} in layer {layer} but {top_k} in layer {first}: it must \
+                         be the same in all"
+                    ),
+                ));
+            }
+            if count < top_k || top_k == 0 {
+                return Err(ModelError::field(
+                    chosen,
+                    format!("is {top_k}, but layer {layer} has {count} experts"),
+                ));
+            }
+            if count > MOST_EXPERTS {
+                return Err(ModelError::field(
+                    experts,
+                    format!("is {count} in layer {layer}, but must be at most {MOST_EXPERTS}"),
+                ));
+            }
+            experts_of_layers[layer] = count;
         }
-        if let Some(layer) = counts.iter().position(|&e| e < top_k || top_k == 0) {
-            return Err(ModelError::field(
-                chosen,
-                format!(
-                    "is {top_k}, but layer {layer} has {} experts",
-                    counts[layer]
-                ),
-            ));
-        }
-        Ok((counts, top_k as usize))
+        let top_k = top_k.map_or(default_chosen, |(_, top_k)| top_k);
+        Ok((experts_of_layers, top_k as usize))
     }
 
     /// The type of the weights, as declared; `f32` where nothing is.
@@ -202,48 +293,5 @@ impl<'a> Fields<'a> {
                     format!("{value} is not supported (supported: float32, float16, bfloat16)"),
                 )
             })
-    }
-
-    /// Positions of heads whose first `dimensions` elements are rotated.
-    pub(crate) fn rotary(
-        &self,
-        dimensions: usize,
-        default_theta: f64,
-    ) -> Result<RotaryConfig, ModelError> {
-        if !dimensions.is_multiple_of(2) {
-            return Err(ModelError::field(
-                "head_dim",
-                format!("{dimensions} is odd, but rotary embedding needs pairs"),
-            ));
-        }
-        Ok(RotaryConfig {
-            dimensions,
-            theta: self.rope_theta(default_theta)?,
-        })
-    }
-
-    /// The base of rotary frequencies: `rope_theta`, or `rope_parameters.rope_theta` as transformers
-    /// 5 writes it. Scaling is refused: it would change every position.
-    fn rope_theta(&self, default: f64) -> Result<f64, ModelError> {
-        for field in ["rope_scaling", "rope_parameters"] {
-            let Some(value) = self.get(field) else {
-                continue;
-            };
-            let kind = ["rope_type", "type"]
-                .into_iter()
-                .find_map(|key| value.get(key));
-            if let Some(kind) = kind
-                && kind.as_str() != Some("default")
-            {
-                return Err(ModelError::field(
-                    format!("{field}.rope_type"),
-                    format!("{kind} is not supported (supported: default)"),
-                ));
-            }
-            if let Some(theta) = value.get("rope_theta").and_then(Value::as_f64) {
-                return Ok(theta);
-            }
-        }
-        Ok(self.optional_number("rope_theta")?.unwrap_or(default))
     }
 }

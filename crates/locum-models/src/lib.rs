@@ -14,6 +14,8 @@ mod generate;
 mod language_model;
 mod memory;
 mod model;
+mod moe;
+mod pre_norm;
 pub mod registry;
 
 pub use decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
@@ -23,3 +25,6 @@ pub use generate::{Finish, GenerateOptions, Generated, Generator, Sampler, Sampl
 pub use language_model::{CausalLm, Limits, Logits};
 pub use memory::{LayerMemory, MemoryPlan};
 pub use model::{LoadOptions, Model};
+pub use moe::MoeConfig;
+pub use pre_norm::PreNormLayer;
+pub use registry::ArchitectureConfig;

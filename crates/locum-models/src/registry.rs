@@ -5,8 +5,12 @@ use locum_substitution::{MoeLayerInfo, RouteTable, SubstitutionSpec};
 use serde_json::Value;
 
 use crate::ModelError;
+use crate::architectures::minimax_m2::MiniMaxM2Config;
+use crate::architectures::mixtral::MixtralConfig;
 use crate::architectures::olmoe::OlmoeConfig;
-use crate::decoder::{DecoderLayer, DecoderLm, SubstitutedDecoderLm};
+use crate::architectures::qwen2_moe::Qwen2MoeConfig;
+use crate::architectures::qwen3_moe::Qwen3MoeConfig;
+use crate::decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 use crate::model::SubstitutedModel;
 
 /// An architecture.
@@ -25,16 +29,46 @@ pub(crate) struct Built {
 }
 
 /// Every architecture, one line each.
-pub const ARCHITECTURES: &[Architecture] = &[Architecture {
-    model_type: "olmoe",
-    class: "OlmoeForCausalLM",
-    build: |config, spec, activations, device| {
-        substitute(
-            OlmoeConfig::from_json(config)?.build(activations, device),
-            spec,
-        )
-    },
-}];
+pub const ARCHITECTURES: &[Architecture] = &[
+    Architecture::of::<OlmoeConfig>(),
+    Architecture::of::<Qwen2MoeConfig>(),
+    Architecture::of::<Qwen3MoeConfig>(),
+    Architecture::of::<MixtralConfig>(),
+    Architecture::of::<MiniMaxM2Config>(),
+];
+
+/// The configuration of an architecture: what a file in [`architectures`](crate::architectures)
+/// says of it.
+pub trait ArchitectureConfig: Sized {
+    /// Its `model_type`.
+    const MODEL_TYPE: &'static str;
+    /// Its name in `architectures`.
+    const CLASS: &'static str;
+    /// Its decoder layers.
+    type Layer: DecoderLayer + 'static;
+
+    /// Reads a `config.json`; absent fields have the defaults of the family's configuration class
+    /// in transformers.
+    ///
+    /// # Errors
+    ///
+    /// A field that is unusable, or one that would change the result and is not supported.
+    fn from_json(config: &Value) -> Result<Self, ModelError>;
+
+    /// What all decoders have.
+    fn decoder(&self) -> &DecoderConfig;
+
+    /// A layer, to be loaded.
+    fn layer(&self, layer: usize, device: &Device) -> Self::Layer;
+
+    /// A model without weights, which computes in `activations`.
+    #[must_use]
+    fn build(&self, activations: DType, device: &Device) -> DecoderLm<Self::Layer> {
+        DecoderLm::new(self.decoder(), activations, device, |layer| {
+            self.layer(layer, device)
+        })
+    }
+}
 
 /// Wraps a model.
 fn substitute<L: DecoderLayer + 'static>(
@@ -50,6 +84,16 @@ fn substitute<L: DecoderLayer + 'static>(
 }
 
 impl Architecture {
+    const fn of<C: ArchitectureConfig>() -> Self {
+        Self {
+            model_type: C::MODEL_TYPE,
+            class: C::CLASS,
+            build: |config, spec, activations, device| {
+                substitute(C::from_json(config)?.build(activations, device), spec)
+            },
+        }
+    }
+
     /// The architecture that a `config.json` names.
     ///
     /// Checkpoints pruned by the MoNE authors' code carry names of their own, which mean the same

@@ -13,6 +13,7 @@ mod attention;
 mod cache;
 mod embedding;
 mod experts;
+mod feed_forward;
 mod linear;
 mod load;
 mod mlp;
@@ -23,10 +24,13 @@ mod rotary;
 mod router;
 mod step;
 
-pub use attention::{AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, attend};
+pub use attention::{
+    AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, SelfAttention, attend,
+};
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
 pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
+pub use feed_forward::FeedForward;
 pub use linear::Linear;
 pub use load::{check_parameters, load_parameters, none_missing};
 pub use mlp::GatedMlp;

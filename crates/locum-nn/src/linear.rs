@@ -45,7 +45,10 @@ impl Linear {
         let dtype = x.dtype();
         let y = product(x, self.weight.val());
         let y = match &self.bias {
-            Some(bias) => y + bias.val().cast(dtype).unsqueeze(),
+            Some(bias) => {
+                let bias = bias.val().cast(y.dtype());
+                y + bias.unsqueeze()
+            }
             None => y,
         };
         y.cast(dtype)

@@ -1,3 +1,7 @@
 //! The architectures, one file each.
 
+pub mod minimax_m2;
+pub mod mixtral;
 pub mod olmoe;
+pub mod qwen2_moe;
+pub mod qwen3_moe;

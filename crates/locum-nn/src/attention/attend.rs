@@ -14,6 +14,14 @@ pub struct AttentionShape {
     pub head: usize,
 }
 
+impl AttentionShape {
+    /// Elements that a cache of keys and values holds per token.
+    #[must_use]
+    pub fn cached_elements(&self) -> usize {
+        self.kv_heads.saturating_mul(self.head).saturating_mul(2)
+    }
+}
+
 /// `softmax(q·kᵀ·scale + causal)·v` in `f32`, rounded once to the type of the queries
 /// (arXiv 1706.03762, equation 1; grouped heads: arXiv 2305.13245).
 ///

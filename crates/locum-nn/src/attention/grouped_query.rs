@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::{AttentionShape, attend};
+use super::{AttentionShape, SelfAttention, attend};
 use crate::{Linear, RmsNorm, Step};
 
 /// How queries and keys are normalised.
@@ -82,13 +82,29 @@ impl GroupedQueryAttention {
         }
     }
 
-    /// Attends, after the tokens in the caches of a layer.
-    ///
-    /// # Shapes
-    ///
-    /// `[tokens, hidden]` to the same.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<2>, layer: usize, step: &mut Step<'_>) -> Tensor<2> {
+    /// Normalises, bounds and splits a projection: `[tokens, heads·head]` to
+    /// `[tokens, heads, head]`.
+    fn heads(&self, x: Tensor<2>, heads: usize, norm: &Option<RmsNorm>) -> Tensor<3> {
+        let over_head = matches!(self.options.norm, HeadNorm::Head(_));
+        let x = match norm {
+            Some(norm) if !over_head => norm.forward(x),
+            _ => x,
+        };
+        let x = match self.options.clip {
+            Some(bound) => x.clamp(-bound, bound),
+            None => x,
+        };
+        let tokens = x.dims()[0];
+        let x = x.reshape([tokens, heads, self.options.shape.head]);
+        match norm {
+            Some(norm) if over_head => norm.forward(x),
+            _ => x,
+        }
+    }
+}
+
+impl SelfAttention for GroupedQueryAttention {
+    fn forward(&self, x: Tensor<2>, layer: usize, step: &mut Step<'_>) -> Tensor<2> {
         let AttentionShape {
             heads,
             kv_heads,
@@ -110,25 +126,5 @@ impl GroupedQueryAttention {
             attend(rows(&queries), keys, values, scale)
         });
         self.o_proj.forward(attended)
-    }
-
-    /// Normalises, bounds and splits a projection: `[tokens, heads·head]` to
-    /// `[tokens, heads, head]`.
-    fn heads(&self, x: Tensor<2>, heads: usize, norm: &Option<RmsNorm>) -> Tensor<3> {
-        let over_head = matches!(self.options.norm, HeadNorm::Head(_));
-        let x = match norm {
-            Some(norm) if !over_head => norm.forward(x),
-            _ => x,
-        };
-        let x = match self.options.clip {
-            Some(bound) => x.clamp(-bound, bound),
-            None => x,
-        };
-        let tokens = x.dims()[0];
-        let x = x.reshape([tokens, heads, self.options.shape.head]);
-        match norm {
-            Some(norm) if over_head => norm.forward(x),
-            _ => x,
-        }
     }
 }
