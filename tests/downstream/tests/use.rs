@@ -235,3 +235,110 @@ fn missing_part_of_a_retained_expert_is_named() {
         "1 weight missing: `model.layers.1.mlp.experts.3.up_proj.weight` (layer 1, expert 3)"
     );
 }
+
+#[test]
+fn order_of_tensors_and_number_of_calls_do_not_matter() {
+    let tokens = [[0.5, 0.25], [-0.5, 2.0], [-1.0, -2.0]];
+    let expected = tokens.map(|token| forward(&loaded(), token));
+    // Every rotation and its reverse, in calls of one tensor, of five, and of all at once.
+    let count = checkpoint().len();
+    for start in 0..count {
+        let mut order: Vec<NamedTensor> = checkpoint();
+        order.rotate_left(start);
+        if start % 2 == 1 {
+            order.reverse();
+        }
+        for size in [1, 5, count] {
+            let mut model = wrapped();
+            for part in order.chunks(size) {
+                load(&mut model, part.to_vec());
+            }
+            model.process_weights_after_loading().unwrap();
+            assert_eq!(tokens.map(|token| forward(&model, token)), expected);
+        }
+    }
+}
+
+#[test]
+fn reload_of_half_a_layer_is_refused_and_of_a_whole_one_accepted() {
+    let mut model = loaded();
+    let token = [0.5, 0.25];
+    let before = forward(&model, token);
+    let scaled = |layer: &str| -> Vec<NamedTensor> {
+        let of_layer =
+            |tensor: &NamedTensor| tensor.name().contains(&format!("{layer}.mlp.experts"));
+        let tensors = checkpoint().into_iter().filter(of_layer);
+        let scaled = tensors.map(|tensor| {
+            let values: Vec<f32> = tensor.to_f32().unwrap().iter().map(|v| v * 3.0).collect();
+            NamedTensor::from_f32(tensor.name(), tensor.shape(), &values).unwrap()
+        });
+        scaled.collect()
+    };
+    let mut half = scaled("layers.0");
+    half.retain(|tensor| !tensor.name().ends_with("experts.3.down_proj.weight"));
+    let error = model
+        .load_weights(&mut half.into_iter().map(Ok))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "reloading experts of layer 0 needs the whole layer, this call lacks \
+         `model.layers.0.mlp.experts.3.down_proj.weight` (layer 0, expert 3)"
+    );
+    assert_eq!(forward(&model, token), before);
+    load(&mut model, scaled("layers.0"));
+    model.process_weights_after_loading().unwrap();
+    assert_ne!(forward(&model, token), before);
+}
+
+#[test]
+fn packed_experts_load_to_the_same_model() {
+    let all = |parts: &[&str], layer: usize, keep: &dyn Fn(u32) -> bool| -> Vec<f32> {
+        let value = |name: String| {
+            let tensor = checkpoint()
+                .into_iter()
+                .find(|tensor| tensor.name() == name);
+            tensor.map(|tensor| tensor.to_f32().unwrap())
+        };
+        let experts = (0..4).filter(|expert| keep(*expert));
+        experts
+            .flat_map(|expert| parts.iter().map(move |part| (expert, part)))
+            .flat_map(|(expert, part)| {
+                value(format!(
+                    "model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
+                ))
+                // Rows of substituted experts are never looked at.
+                .unwrap_or_else(|| vec![f32::NAN; 6])
+            })
+            .collect()
+    };
+    let substituted: [&[u32]; 2] = [&[1], &[0, 2]];
+    for compact in [false, true] {
+        let mut tensors = checkpoint();
+        tensors.retain(|tensor| !tensor.name().contains("_proj"));
+        for (layer, substituted) in substituted.into_iter().enumerate() {
+            let keep = |expert: u32| !compact || !substituted.contains(&expert);
+            let experts = (0..4).filter(|expert| keep(*expert)).count();
+            let prefix = format!("model.layers.{layer}.mlp.experts");
+            let mut add = |name: &str, shape: [usize; 3], values: &[f32]| {
+                let name = format!("{prefix}.{name}");
+                tensors.push(NamedTensor::from_f32(name, shape, values).unwrap());
+            };
+            let gate_up = all(&["gate_proj", "up_proj"], layer, &keep);
+            add("gate_up_proj", [experts, 6, 2], &gate_up);
+            add(
+                "down_proj",
+                [experts, 2, 3],
+                &all(&["down_proj"], layer, &keep),
+            );
+        }
+        let mut model = wrapped();
+        load(&mut model, tensors);
+        model.process_weights_after_loading().unwrap();
+        let token = [-0.5, 2.0];
+        assert_eq!(
+            forward(&model, token),
+            forward(&loaded(), token),
+            "{compact}"
+        );
+    }
+}
