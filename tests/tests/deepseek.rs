@@ -1,6 +1,6 @@
 //! What DeepSeek-V2 and DeepSeek-V3 have that others have not: a cache of latents, rotary elements in
 //! two orders, YaRN, layers of multi-token prediction.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use locum::models::{LoadOptions, Model, ModelError};
 use locum::nn::DType;

@@ -1,5 +1,5 @@
 //! DeepSeek's routers alone against transformers: from the experts' input to their ids and weights.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use locum::burn::module::Param;
 use locum::burn::tensor::{DType, Device, Tensor, TensorData};
