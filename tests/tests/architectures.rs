@@ -24,6 +24,15 @@ const CASES: &[(&str, &str)] = &[
     ("mixtral/approx", "substituted_logits"),
     ("minimax_m2/base", "full_logits"),
     ("minimax_m2/approx", "substituted_logits"),
+    ("deepseek_v2/base", "full_logits"),
+    ("deepseek_v2/approx", "substituted_logits"),
+    ("deepseek_v2_lite/base", "full_logits"),
+    ("deepseek_v2_lite/approx", "substituted_logits"),
+    ("deepseek_v3/base", "full_logits"),
+    ("deepseek_v3/approx", "substituted_logits"),
+    ("deepseek_v3/explicit", "substituted_logits"),
+    ("deepseek_v3_moonlight/base", "full_logits"),
+    ("deepseek_v3_moonlight/approx", "substituted_logits"),
 ];
 
 #[test]

@@ -278,7 +278,7 @@ fn defaults<C: ArchitectureConfig>() -> C {
 }
 
 fn rotary(dimensions: usize, theta: f64) -> RotaryConfig {
-    RotaryConfig { dimensions, theta }
+    RotaryConfig::new(dimensions, theta)
 }
 
 fn attention(heads: usize, kv_heads: usize, head: usize, norm: HeadNorm) -> AttentionOptions {

@@ -2,6 +2,7 @@
 
 mod layers;
 mod rotary;
+mod yarn;
 
 use locum_nn::AttentionShape;
 use locum_substitution::{Dtype, ExpertCounts};
@@ -74,9 +75,27 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A size that has no default: positive.
+    pub(crate) fn size(&self, field: &str) -> Result<usize, ModelError> {
+        self.optional_size(field)?
+            .ok_or_else(|| ModelError::field(field, "is missing"))
+    }
+
     /// A positive size, or the family's default.
     pub(crate) fn size_or(&self, field: &str, default: usize) -> Result<usize, ModelError> {
         Ok(self.optional_size(field)?.unwrap_or(default))
+    }
+
+    /// A number that may be zero, or the family's default.
+    pub(crate) fn count_or(&self, field: &str, default: u32) -> Result<u32, ModelError> {
+        self.get(field).map_or(Ok(default), |value| {
+            value
+                .as_u64()
+                .and_then(|n| u32::try_from(n).ok())
+                .ok_or_else(|| {
+                    ModelError::field(field, format!("must be a number from 0, found {value}"))
+                })
+        })
     }
 
     /// A finite number, or the family's default.
@@ -122,6 +141,14 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// The same where null is no, and not the default.
+    pub(crate) fn nullable_flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
+        match self.declared(field) {
+            Some(Value::Null) => Ok(false),
+            _ => self.flag(field, default),
+        }
+    }
+
     /// Refuses a field that would change the result in a way that is not supported.
     pub(crate) fn only(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
         match self.get(field) {
@@ -149,6 +176,21 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         Err(ModelError::field(field, "is not supported"))
+    }
+
+    /// Refuses quantised weights, saying how they are.
+    pub(crate) fn refuse_quantization(&self) -> Result<(), ModelError> {
+        const FIELD: &str = "quantization_config";
+        let Some(method) = self
+            .get(FIELD)
+            .and_then(|config| config.get("quant_method"))
+        else {
+            return self.refuse(FIELD);
+        };
+        Err(ModelError::field(
+            FIELD,
+            format!("is not supported ({method}): convert the weights to bfloat16, and remove it"),
+        ))
     }
 
     /// Refuses every value of a field but the one that is supported.

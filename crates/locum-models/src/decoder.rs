@@ -57,6 +57,8 @@ pub struct DecoderLm<L: DecoderLayer> {
     config: DecoderConfig,
     #[module(skip)]
     activations: DType,
+    #[module(skip)]
+    mtp_layers: u32,
 }
 
 #[derive(Module, Debug, MoeLayers)]
@@ -86,6 +88,17 @@ impl<L: DecoderLayer> DecoderLm<L> {
             lm_head: (!config.tied).then(|| Linear::new(config.hidden, config.vocabulary, device)),
             config: config.clone(),
             activations,
+            mtp_layers: 0,
+        }
+    }
+
+    /// The same model of a checkpoint that has layers of multi-token prediction (MTP) after these:
+    /// they are not built, and their tensors are skipped.
+    #[must_use]
+    pub fn with_mtp_layers(self, layers: u32) -> Self {
+        Self {
+            mtp_layers: layers,
+            ..self
         }
     }
 
@@ -153,7 +166,11 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
 
 impl<L: DecoderLayer> PipelineStage for DecoderLm<L> {
     fn stage(&self) -> Stage {
-        Stage::whole(self.config.layers as u32)
+        let built = self.config.layers as u32;
+        Stage {
+            total_layers: built.saturating_add(self.mtp_layers),
+            built: 0..built,
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The mixture of experts of a family, as its configuration describes it.
 
 use burn::tensor::Device;
-use locum_nn::{ExpertNames, ExpertsConfig, RoutingRule, SparseMoe};
+use locum_nn::{ExpertNames, ExpertsConfig, GroupScore, RoutingRule, SparseMoe};
 use locum_substitution::Dtype;
+
+use crate::ModelError;
 
 /// What the routed experts of a model are, layer by layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,5 +46,49 @@ impl MoeConfig {
             constant_dtype: self.dtype.clone(),
         };
         SparseMoe::new(experts, self.routing, device)
+    }
+
+    /// Checks that experts are in groups of one size, and that the chosen groups have enough of
+    /// them.
+    pub(crate) fn check_groups(&self) -> Result<(), ModelError> {
+        let Some(groups) = self.routing.groups else {
+            return Ok(());
+        };
+        let (count, chosen) = (groups.count, groups.chosen);
+        if chosen > count {
+            return Err(ModelError::field(
+                "topk_group",
+                format!("is {chosen}, but `n_group` is {count}"),
+            ));
+        }
+        for (layer, &experts) in self.experts.iter().enumerate().filter(|(_, n)| **n > 0) {
+            let experts = experts as usize;
+            let size = experts / count;
+            let least = match groups.score {
+                GroupScore::Max => 1,
+                GroupScore::TopTwo => 2,
+            };
+            if !experts.is_multiple_of(count) || size < least {
+                return Err(ModelError::field(
+                    "n_group",
+                    format!(
+                        "is {count}, but layer {layer} has {experts} experts: groups must be of \
+                         one size, at least {least}"
+                    ),
+                ));
+            }
+            if chosen * size < self.routing.top_k {
+                return Err(ModelError::field(
+                    "topk_group",
+                    format!(
+                        "{chosen} leaves {} experts to choose from in layer {layer}, but \
+                         `num_experts_per_tok` is {}",
+                        chosen * size,
+                        self.routing.top_k
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 }

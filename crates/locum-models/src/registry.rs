@@ -5,6 +5,8 @@ use locum_substitution::{MoeLayerInfo, RouteTable, SubstitutionSpec};
 use serde_json::Value;
 
 use crate::ModelError;
+use crate::architectures::deepseek_v2::DeepseekV2Config;
+use crate::architectures::deepseek_v3::DeepseekV3Config;
 use crate::architectures::minimax_m2::MiniMaxM2Config;
 use crate::architectures::mixtral::MixtralConfig;
 use crate::architectures::olmoe::OlmoeConfig;
@@ -35,6 +37,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::of::<Qwen3MoeConfig>(),
     Architecture::of::<MixtralConfig>(),
     Architecture::of::<MiniMaxM2Config>(),
+    Architecture::of::<DeepseekV2Config>(),
+    Architecture::of::<DeepseekV3Config>(),
 ];
 
 /// The configuration of an architecture: what a file in [`architectures`](crate::architectures)
@@ -58,6 +62,11 @@ pub trait ArchitectureConfig: Sized {
     /// What all decoders have.
     fn decoder(&self) -> &DecoderConfig;
 
+    /// Layers of multi-token prediction that a checkpoint has after the decoder's. They are not built.
+    fn mtp_layers(&self) -> u32 {
+        0
+    }
+
     /// A layer, to be loaded.
     fn layer(&self, layer: usize, device: &Device) -> Self::Layer;
 
@@ -67,6 +76,7 @@ pub trait ArchitectureConfig: Sized {
         DecoderLm::new(self.decoder(), activations, device, |layer| {
             self.layer(layer, device)
         })
+        .with_mtp_layers(self.mtp_layers())
     }
 }
 

@@ -23,9 +23,11 @@ mod parameter;
 mod rotary;
 mod router;
 mod step;
+mod yarn;
 
 pub use attention::{
-    AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, SelfAttention, attend,
+    AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, LatentAttention,
+    LatentOptions, LatentShape, SelfAttention, attend,
 };
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
@@ -36,8 +38,9 @@ pub use load::{check_parameters, load_parameters, none_missing};
 pub use mlp::GatedMlp;
 pub use moe::SparseMoe;
 pub use norm::RmsNorm;
-pub use rotary::{RotaryConfig, RotaryEmbedding};
+pub use rotary::{RotaryConfig, RotaryEmbedding, RotaryOrder};
 pub use router::{GroupScore, Groups, Router, RoutingRule, Scoring};
 pub use step::Step;
+pub use yarn::Yarn;
 
 pub use burn::tensor::{DType, Device, DeviceKind};

@@ -1,6 +1,8 @@
-//! Rotary position embedding, half-split as in Hugging Face checkpoints.
+//! Rotary position embedding, in the orders of Hugging Face checkpoints.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use crate::Yarn;
 
 /// How positions become angles.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,21 +11,48 @@ pub struct RotaryConfig {
     pub dimensions: usize,
     /// The base of the frequencies.
     pub theta: f64,
+    /// Which of those elements are pairs.
+    pub order: RotaryOrder,
+    /// Scaling to contexts longer than those trained on.
+    pub yarn: Option<Yarn>,
+}
+
+/// Which elements are rotated together, of a head whose first `d` are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotaryOrder {
+    /// `x_i` and `x_{i + d/2}`, as most Hugging Face checkpoints store their projections.
+    Halves,
+    /// `x_{2i}` and `x_{2i + 1}`, as in the paper: DeepSeek's checkpoints.
+    Interleaved,
 }
 
 impl RotaryConfig {
-    /// `theta^(−2i/dimensions)` for pair `i` (arXiv 2104.09864, section 3.4.2).
+    /// Pairs of halves, without scaling.
+    #[must_use]
+    pub fn new(dimensions: usize, theta: f64) -> Self {
+        Self {
+            dimensions,
+            theta,
+            order: RotaryOrder::Halves,
+            yarn: None,
+        }
+    }
+
+    /// `theta^(−2i/dimensions)` for pair `i` (arXiv 2104.09864, section 3.4.2), or what YaRN makes of
+    /// it.
     ///
     /// Frequencies and angles are `f32` whatever the weights' type: rounded to bf16, positions
     /// beyond a few hundred would coincide.
-    fn frequencies(&self) -> Vec<f32> {
-        (0..self.dimensions / 2)
-            .map(|i| {
-                // The exponent is rounded to f32 first, as the checkpoints' authors did.
-                let exponent = (2 * i) as f32 / self.dimensions as f32;
-                1.0 / (self.theta as f32).powf(exponent)
-            })
-            .collect()
+    pub(crate) fn frequencies(&self) -> Vec<f32> {
+        let powers = (0..self.dimensions / 2).map(|i| {
+            // The exponent is rounded to f32 first, as the checkpoints' authors did.
+            let exponent = (2 * i) as f32 / self.dimensions as f32;
+            (self.theta as f32).powf(exponent)
+        });
+        match &self.yarn {
+            Some(yarn) => yarn.frequencies(powers, self.dimensions, self.theta),
+            None => powers.map(|power| 1.0 / power).collect(),
+        }
     }
 
     /// The rotations of some positions.
@@ -39,32 +68,35 @@ impl RotaryConfig {
             .collect();
         let half = frequencies.len();
         let shape = [angles.len() / half.max(1), half];
+        let factor = self.yarn.map_or(1.0, |yarn| yarn.attention_factor() as f32);
         let table = |f: fn(f32) -> f32| {
-            let values: Vec<f32> = angles.iter().copied().map(f).collect();
+            let values: Vec<f32> = angles.iter().map(|&angle| f(angle) * factor).collect();
             Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
         };
         RotaryEmbedding {
             cos: table(f32::cos),
             sin: table(f32::sin),
+            order: self.order,
         }
     }
 }
 
 /// Cosines and sines of some tokens' positions.
-///
-/// The pairs that are rotated are `(x_i, x_{i + d/2})`, not neighbours as in the paper: this is the
-/// order in which Hugging Face checkpoints store their projections.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     /// `[tokens, dimensions/2]`
     cos: Tensor<2>,
     /// `[tokens, dimensions/2]`
     sin: Tensor<2>,
+    order: RotaryOrder,
 }
 
 impl RotaryEmbedding {
     /// Rotates the first elements of queries or keys, in `f32`, and rounds once to their type; the
     /// elements after them stay.
+    ///
+    /// Pairs come out as halves, whichever order they had: queries and keys that are both rotated
+    /// here have the same products in any.
     ///
     /// # Shapes
     ///
@@ -72,12 +104,22 @@ impl RotaryEmbedding {
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let dtype = x.dtype();
-        let (head, half) = (x.dims()[2], self.cos.dims()[1]);
+        let ([tokens, heads, head], half) = (x.dims(), self.cos.dims()[1]);
         let x = x.cast(DType::F32);
-        let (first, second) = (
-            x.clone().slice_dim(2, 0..half),
-            x.clone().slice_dim(2, half..2 * half),
-        );
+        let (first, second) = match self.order {
+            RotaryOrder::Halves => (
+                x.clone().slice_dim(2, 0..half),
+                x.clone().slice_dim(2, half..2 * half),
+            ),
+            RotaryOrder::Interleaved => {
+                let pairs = x
+                    .clone()
+                    .slice_dim(2, 0..2 * half)
+                    .reshape([tokens, heads, half, 2]);
+                let of_pairs = |side| pairs.clone().slice_dim(3, side..side + 1).squeeze_dim(3);
+                (of_pairs(0), of_pairs(1))
+            }
+        };
         let (cos, sin) = (
             self.cos.clone().unsqueeze_dim::<3>(1),
             self.sin.clone().unsqueeze_dim::<3>(1),
@@ -90,5 +132,57 @@ impl RotaryEmbedding {
             parts.push(x.slice_dim(2, 2 * half..head));
         }
         Tensor::cat(parts, 2).cast(dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The head `x` after `position` tokens.
+    fn rotated(config: &RotaryConfig, position: usize, x: [f32; 6]) -> Vec<f32> {
+        let device = Device::flex();
+        let x = Tensor::from_data(
+            TensorData::new(x.to_vec(), [1, 1, 6]),
+            (&device, DType::F32),
+        );
+        let embedding = config.embedding(std::iter::once(position), &device);
+        embedding.forward(x).into_data().iter::<f32>().collect()
+    }
+
+    #[test]
+    fn pair_turns_by_position_times_frequency() {
+        let config = RotaryConfig::new(4, 100.0);
+        let (sin, cos) = 3.0f32.sin_cos();
+        let (slow_sin, slow_cos) = 0.3f32.sin_cos();
+        let found = rotated(&config, 3, [1.0, 1.0, 0.0, 0.0, 7.0, 8.0]);
+        for (found, expected) in found.iter().zip([cos, slow_cos, sin, slow_sin, 7.0, 8.0]) {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn interleaved_pairs_turn_like_halves_in_another_order() {
+        let halves = RotaryConfig::new(6, 1e4);
+        let interleaved = RotaryConfig {
+            order: RotaryOrder::Interleaved,
+            ..halves.clone()
+        };
+        let expected = rotated(&halves, 5, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let found = rotated(&interleaved, 5, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn yarn_scales_what_is_rotated_and_leaves_the_rest() {
+        let config = RotaryConfig {
+            yarn: Some(Yarn {
+                attention_factor: Some(2.0),
+                ..Yarn::new(1.0, 64.0)
+            }),
+            ..RotaryConfig::new(4, 1e4)
+        };
+        let found = rotated(&config, 0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(found, [2.0, 4.0, 6.0, 8.0, 5.0, 6.0]);
     }
 }

@@ -1,5 +1,8 @@
 //! The architectures, one file each.
 
+pub mod deepseek;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod minimax_m2;
 pub mod mixtral;
 pub mod olmoe;

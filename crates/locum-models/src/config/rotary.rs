@@ -52,7 +52,8 @@ impl Fields<'_> {
         self.rotary_of(dimensions, &field, default_theta)
     }
 
-    fn rotary_of(
+    /// Positions of heads of which as many elements are rotated as `field` says.
+    pub(super) fn rotary_of(
         &self,
         dimensions: usize,
         field: &str,
@@ -64,10 +65,10 @@ impl Fields<'_> {
                 format!("makes {dimensions} elements of a head rotate, but they rotate in pairs"),
             ));
         }
-        Ok(RotaryConfig {
+        Ok(RotaryConfig::new(
             dimensions,
-            theta: self.rope_theta(default_theta)?,
-        })
+            self.rope_theta(default_theta)?,
+        ))
     }
 
     /// `partial_rotary_factor`, in either place, with its field.
@@ -93,8 +94,8 @@ impl Fields<'_> {
 
     /// The base of rotary frequencies: `rope_parameters.rope_theta`, as transformers 5 writes it, or
     /// `rope_theta`.
-    fn rope_theta(&self, default: f64) -> Result<f64, ModelError> {
-        let nested = match self.rope_parameters()? {
+    pub(super) fn rope_theta(&self, default: f64) -> Result<f64, ModelError> {
+        let nested = match self.declared_rope()? {
             Some((field, parameters)) => parameters
                 .get(THETA)
                 .map(|value| (format!("{field}.{THETA}"), value)),
@@ -112,9 +113,10 @@ impl Fields<'_> {
             })
     }
 
-    /// What `rope_scaling` or `rope_parameters` holds. Scaling is refused: it would change every
-    /// position. So are fields that only scaling has, or positions that differ between layers.
-    fn rope_parameters(&self) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
+    /// What `rope_scaling` or else `rope_parameters` holds, with its field.
+    pub(super) fn declared_rope(
+        &self,
+    ) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
         for field in ["rope_scaling", "rope_parameters"] {
             let Some(value) = self.get(field) else {
                 continue;
@@ -125,29 +127,34 @@ impl Fields<'_> {
             if parameters.is_empty() {
                 continue;
             }
-            let refuse = |key: &str, reason: String| {
-                Err(ModelError::field(format!("{field}.{key}"), reason))
-            };
-            for key in ["rope_type", "type"] {
-                match parameters.get(key) {
-                    Some(kind) if kind.as_str() != Some("default") => {
-                        return refuse(
-                            key,
-                            format!("{kind} is not supported (supported: default)"),
-                        );
-                    }
-                    _ => {}
-                }
-            }
-            let known = ["rope_type", "type", THETA, FACTOR];
-            let other = parameters
-                .iter()
-                .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
-            if let Some((key, value)) = other {
-                return refuse(key, format!("{value} is not supported"));
-            }
             return Ok(Some((field, parameters)));
         }
         Ok(None)
+    }
+
+    /// The same, refused where it is scaling, which would change every position, or has fields that
+    /// only scaling has, or positions that differ between layers.
+    fn rope_parameters(&self) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
+        let Some((field, parameters)) = self.declared_rope()? else {
+            return Ok(None);
+        };
+        let refuse =
+            |key: &str, reason: String| Err(ModelError::field(format!("{field}.{key}"), reason));
+        for key in ["rope_type", "type"] {
+            match parameters.get(key) {
+                Some(kind) if kind.as_str() != Some("default") => {
+                    return refuse(key, format!("{kind} is not supported (supported: default)"));
+                }
+                _ => {}
+            }
+        }
+        let known = ["rope_type", "type", THETA, FACTOR];
+        let other = parameters
+            .iter()
+            .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+        if let Some((key, value)) = other {
+            return refuse(key, format!("{value} is not supported"));
+        }
+        Ok(Some((field, parameters)))
     }
 }

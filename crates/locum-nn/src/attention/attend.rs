@@ -35,25 +35,36 @@ impl AttentionShape {
 pub fn attend(queries: Tensor<3>, keys: Tensor<3>, values: Tensor<3>, scale: f64) -> Tensor<2> {
     let dtype = queries.dtype();
     let [heads, tokens, head] = queries.dims();
-    let [kv_heads, seen, _] = keys.dims();
-    let size = values.dims()[2];
-    let group = heads / kv_heads;
+    let kv_heads = keys.dims()[0];
     // The queries of a group lie side by side, so that keys are never repeated in memory.
-    let queries = (queries.cast(DType::F32) * scale).reshape([kv_heads, group * tokens, head]);
+    let queries =
+        (queries.cast(DType::F32) * scale).reshape([kv_heads, heads / kv_heads * tokens, head]);
     let scores = queries.matmul(keys.cast(DType::F32).swap_dims(1, 2));
+    weigh(scores, values, tokens).cast(dtype)
+}
+
+/// `softmax(scores + causal)·values`, in `f32`.
+///
+/// # Shapes
+///
+/// Scores `[kv_heads, group·tokens, s]` of groups of query heads that share a key and value head,
+/// values `[kv_heads, s, size]`; gives `[tokens, heads·size]`.
+pub(super) fn weigh(scores: Tensor<3>, values: Tensor<3>, tokens: usize) -> Tensor<2> {
+    let [kv_heads, rows, seen] = scores.dims();
+    let group = rows / tokens;
+    let size = values.dims()[2];
     let scores = if tokens == 1 {
         scores
     } else {
         let mask = causal(tokens, seen, &scores.device());
         let scores = scores.reshape([kv_heads, group, tokens, seen]) + mask.unsqueeze();
-        scores.reshape([kv_heads, group * tokens, seen])
+        scores.reshape([kv_heads, rows, seen])
     };
     softmax(scores, 2)
         .matmul(values.cast(DType::F32))
-        .reshape([heads, tokens, size])
+        .reshape([kv_heads * group, tokens, size])
         .swap_dims(0, 1)
-        .reshape([tokens, heads * size])
-        .cast(dtype)
+        .reshape([tokens, kv_heads * group * size])
 }
 
 /// 0 where a query sees a key, −∞ where not: `[tokens, seen]`.

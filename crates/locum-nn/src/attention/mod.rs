@@ -2,6 +2,7 @@
 
 mod attend;
 mod grouped_query;
+mod latent;
 
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::Tensor;
@@ -10,6 +11,7 @@ use crate::Step;
 
 pub use attend::{AttentionShape, attend};
 pub use grouped_query::{AttentionOptions, GroupedQueryAttention, HeadNorm};
+pub use latent::{LatentAttention, LatentOptions, LatentShape};
 
 /// The self-attention of a decoder layer.
 pub trait SelfAttention: Module + ModuleDisplay {

@@ -127,7 +127,7 @@ impl Scoring {
 impl Groups {
     /// The experts of the best groups.
     fn experts(self, scores: &[f32]) -> impl Iterator<Item = usize> {
-        let size = scores.len() / self.count;
+        let size = (scores.len() / self.count.max(1)).max(1);
         let worth: Vec<f32> = scores
             .chunks_exact(size)
             .map(|group| self.score.of(group))
