@@ -92,7 +92,6 @@ fn batch_of_sequences_of_different_lengths_gives_what_they_give_one_by_one() {
             .flat_map(|ids| full_logits(&model, std::slice::from_ref(ids)))
             .collect();
         let distance = distance(&full_logits(&model, &batch), &apart);
-        println!("{name}: batch off by {distance:e}");
         // A product of one row adds up in another order than one of many: no more than that.
         assert!(distance <= 2e-5, "{name}: off by {distance}");
     }
@@ -259,6 +258,5 @@ fn correction_of_the_choice_matters() {
 #[track_caller]
 fn assert_close(name: &str, found: &[f32], expected: &[f32]) {
     let distance = distance(found, expected);
-    println!("{name}: off by {distance:e}");
     assert!(distance <= TOLERANCE, "{name}: off by {distance}");
 }

@@ -258,6 +258,16 @@ fn either_name_of_the_number_of_experts_is_read() {
 }
 
 #[test]
+fn field_beside_the_text_config_counts_where_that_has_none() {
+    let config = json!({
+        "num_experts": 16, "num_experts_per_tok": 3,
+        "text_config": { "num_experts_per_tok": 2 },
+    });
+    let moe = parsed::<Qwen3MoeConfig>(&config).moe;
+    assert_eq!((moe.experts, moe.routing.top_k), (vec![16; 24], 2));
+}
+
+#[test]
 fn dense_layers_are_those_listed_and_those_between_the_steps() {
     let config = json!({
         "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3, 9],

@@ -43,9 +43,13 @@ impl<'a> Fields<'a> {
         Ok(Self { text, top })
     }
 
-    /// The text model's fields as a map.
-    pub(crate) fn map(&self) -> &'a Map<String, Value> {
-        self.text
+    /// The map that holds a field: the text model's own, or else the one at the top.
+    fn map_of(&self, field: &str) -> &'a Map<String, Value> {
+        if self.text.contains_key(field) {
+            self.text
+        } else {
+            self.top
+        }
     }
 
     /// A field, unless absent or null.
@@ -273,9 +277,9 @@ impl<'a> Fields<'a> {
         (chosen, default_chosen): (&str, u32),
         sparse: &[bool],
     ) -> Result<(Vec<u32>, usize), ModelError> {
-        let counts = ExpertCounts::from_config(self.map(), &[experts])?
+        let counts = ExpertCounts::from_config(self.map_of(experts), &[experts])?
             .unwrap_or(ExpertCounts::Uniform(default_experts));
-        let chosen_counts = ExpertCounts::from_config(self.map(), &[chosen])?
+        let chosen_counts = ExpertCounts::from_config(self.map_of(chosen), &[chosen])?
             .unwrap_or(ExpertCounts::Uniform(default_chosen));
         ExpertCounts::check_lengths(&[(experts, &counts), (chosen, &chosen_counts)])?;
         let mut experts_of_layers = vec![0; sparse.len()];
