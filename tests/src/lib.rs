@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 mod edited;
+mod parity;
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use locum::nn::DType;
 use safetensors::{Dtype, SafeTensors};
 
 pub use edited::{EditedModel, StoredTensor};
+pub use parity::{Case, PARITY, Parity, cases};
 
 /// A file or folder of `tests/fixtures`.
 #[must_use]

@@ -3,6 +3,7 @@
 //! - `cargo xtask check`: formatting, clippy and rustdoc with warnings denied, the tidy rules, and
 //!   that the GPU features type-check.
 //! - `cargo xtask ci`: that, and the README's test command.
+//! - `cargo xtask readme`: writes the README's table of architectures.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod run;
@@ -10,12 +11,17 @@ mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask check | ci | tidy";
+const USAGE: &str = "usage: cargo xtask check | ci | tidy | readme";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["tidy"] => tidy::all(&root()),
+        ["readme"] => run::cargo(
+            &root(),
+            "test --workspace --release --test readme_table",
+            &[("UPDATE_README", "1")],
+        ),
         ["check"] => check(),
         ["ci"] => check().and_then(|()| test()),
         _ => Err(USAGE.into()),

@@ -1,6 +1,7 @@
 //! Typed reading of a `config.json`: every error names its field.
 
 mod layers;
+mod log;
 mod rotary;
 mod yarn;
 
@@ -9,6 +10,9 @@ use locum_substitution::{Dtype, ExpertCounts};
 use serde_json::{Map, Value};
 
 use crate::ModelError;
+
+pub use log::FieldLog;
+pub(crate) use log::logged;
 
 /// More experts than any layer has: a number beyond is a mistake, and would be memory without end.
 const MOST_EXPERTS: u32 = 100_000;
@@ -45,6 +49,7 @@ impl<'a> Fields<'a> {
 
     /// The map that holds a field: the text model's own, or else the one at the top.
     fn map_of(&self, field: &str) -> &'a Map<String, Value> {
+        log::used(field);
         if self.text.contains_key(field) {
             self.text
         } else {
@@ -59,6 +64,7 @@ impl<'a> Fields<'a> {
 
     /// A field, null or not: in some families null means something else than nothing.
     pub(crate) fn declared(&self, field: &str) -> Option<&'a Value> {
+        log::used(field);
         [self.text, self.top]
             .into_iter()
             .find_map(|map| map.get(field))
@@ -155,6 +161,7 @@ impl<'a> Fields<'a> {
 
     /// Refuses a field that would change the result in a way that is not supported.
     pub(crate) fn only(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
+        log::restricted(field);
         match self.get(field) {
             None => Ok(()),
             Some(value) if value.as_str().is_some_and(|s| supported.contains(&s)) => Ok(()),
@@ -170,6 +177,7 @@ impl<'a> Fields<'a> {
 
     /// Refuses a field unless it is absent, null, false or empty.
     pub(crate) fn refuse(&self, field: &str) -> Result<(), ModelError> {
+        log::restricted(field);
         let harmless = self.get(field).is_none_or(|value| match value {
             Value::Bool(value) => !value,
             Value::Object(map) => map.is_empty(),
@@ -185,6 +193,7 @@ impl<'a> Fields<'a> {
     /// Refuses quantised weights, saying how they are.
     pub(crate) fn refuse_quantization(&self) -> Result<(), ModelError> {
         const FIELD: &str = "quantization_config";
+        log::restricted(FIELD);
         let Some(method) = self
             .get(FIELD)
             .and_then(|config| config.get("quant_method"))
@@ -199,6 +208,7 @@ impl<'a> Fields<'a> {
 
     /// Refuses every value of a field but the one that is supported.
     pub(crate) fn fixed(&self, field: &str, supported: Value) -> Result<(), ModelError> {
+        log::restricted(field);
         match self.get(field) {
             None => Ok(()),
             Some(value) if *value == supported => Ok(()),
@@ -213,6 +223,7 @@ impl<'a> Fields<'a> {
 
     /// Refuses a list that holds anything but the one value that is supported.
     pub(crate) fn all(&self, field: &str, supported: &Value) -> Result<(), ModelError> {
+        log::restricted(field);
         match self.get(field) {
             None => Ok(()),
             Some(Value::Array(list)) if list.iter().all(|value| value == supported) => Ok(()),

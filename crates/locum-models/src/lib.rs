@@ -18,6 +18,7 @@ mod moe;
 mod pre_norm;
 pub mod registry;
 
+pub use config::FieldLog;
 pub use decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 pub use error::ModelError;
 pub use files::ModelFiles;

@@ -12,6 +12,7 @@ use crate::architectures::mixtral::MixtralConfig;
 use crate::architectures::olmoe::OlmoeConfig;
 use crate::architectures::qwen2_moe::Qwen2MoeConfig;
 use crate::architectures::qwen3_moe::Qwen3MoeConfig;
+use crate::config::{FieldLog, logged};
 use crate::decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 use crate::model::SubstitutedModel;
 
@@ -22,6 +23,7 @@ pub struct Architecture {
     /// Its name in `architectures`.
     pub class: &'static str,
     build: fn(&Value, &SubstitutionSpec, DType, &Device) -> Result<Built, ModelError>,
+    read: fn(&Value) -> Result<(), ModelError>,
 }
 
 /// A model without weights.
@@ -101,6 +103,7 @@ impl Architecture {
             build: |config, spec, activations, device| {
                 substitute(C::from_json(config)?.build(activations, device), spec)
             },
+            read: |config| C::from_json(config).map(drop),
         }
     }
 
@@ -145,6 +148,16 @@ impl Architecture {
                 .map(|a| a.model_type)
                 .collect::<Vec<_>>()
                 .join(", "),
+        })
+    }
+
+    /// The fields of a `config.json` that the architecture asks for: what it uses, and what it
+    /// refuses. Which ones may depend on the values of others; a config that is refused is read as
+    /// far as that.
+    #[must_use]
+    pub fn fields(&self, config: &Value) -> FieldLog {
+        logged(|| {
+            let _ = (self.read)(config);
         })
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Fields;
+use super::{Fields, log};
 use crate::ModelError;
 
 /// More layers than any model has: a number beyond is a mistake, and would be memory without end.
@@ -51,6 +51,8 @@ impl Fields<'_> {
     ) -> Result<(), ModelError> {
         const WINDOW: &str = "sliding_window";
         const TYPES: &str = "layer_types";
+        log::restricted(WINDOW);
+        log::restricted(TYPES);
         if let Some(types) = self.get(TYPES) {
             let full = |kind: &Value| kind.as_str() == Some("full_attention");
             if !types.as_array().is_some_and(|types| types.iter().all(full)) {

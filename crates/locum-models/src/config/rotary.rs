@@ -3,7 +3,7 @@
 use locum_nn::RotaryConfig;
 use serde_json::{Map, Value};
 
-use super::Fields;
+use super::{Fields, log};
 use crate::ModelError;
 
 const FACTOR: &str = "partial_rotary_factor";
@@ -135,6 +135,7 @@ impl Fields<'_> {
     /// The same, refused where it is scaling, which would change every position, or has fields that
     /// only scaling has, or positions that differ between layers.
     fn rope_parameters(&self) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
+        log::restricted("rope_scaling");
         let Some((field, parameters)) = self.declared_rope()? else {
             return Ok(None);
         };
