@@ -102,6 +102,12 @@ impl<L: DecoderLayer> DecoderLm<L> {
         }
     }
 
+    /// The decoder layers.
+    #[must_use]
+    pub fn layers(&self) -> &[L] {
+        &self.model.layers
+    }
+
     /// Why a tensor that fits nowhere may be passed over.
     fn skip_rule(&self, name: &str) -> Option<SkipRule> {
         if name.ends_with("rotary_emb.inv_freq") {

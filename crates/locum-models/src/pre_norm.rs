@@ -79,3 +79,15 @@ impl<A: SelfAttention> DecoderLayer for PreNormLayer<A> {
         x
     }
 }
+
+impl<A: SelfAttention> eplb::DecoderLayer for PreNormLayer<A> {
+    type Moe = SparseMoe;
+
+    fn feed_forward(&self) -> eplb::FeedForward<'_, SparseMoe> {
+        match (&self.block_sparse_moe, &self.mlp) {
+            (Some(moe), _) | (None, Some(FeedForward::Sparse(moe))) => eplb::FeedForward::Moe(moe),
+            (None, Some(FeedForward::Dense(_))) => eplb::FeedForward::Dense,
+            (None, None) => eplb::FeedForward::Placeholder,
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
+use eplb::{Geometry, LogicalExpert, MoeBlock};
 use locum_macros::MoeLayers;
 
 use crate::experts::{ExpertsConfig, RoutedExperts};
@@ -31,6 +32,9 @@ pub struct SparseMoe {
     pub e_score_correction_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     rule: RoutingRule,
+    /// How many experts every token goes to.
+    #[module(skip)]
+    shared: usize,
 }
 
 impl SparseMoe {
@@ -45,6 +49,7 @@ impl SparseMoe {
             shared_experts: None,
             e_score_correction_bias: None,
             rule,
+            shared: 0,
         }
     }
 
@@ -59,15 +64,27 @@ impl SparseMoe {
         Self {
             shared_expert: Some(GatedMlp::new(hidden, intermediate, device)),
             shared_expert_gate: Some(Linear::new(hidden, 1, device)),
+            shared: 1,
             ..self
         }
     }
 
-    /// The same with shared experts of this size in all (DeepSeek).
+    /// The same with shared experts, each of this size, side by side in one feed-forward (DeepSeek).
     #[must_use]
-    pub fn with_shared_experts(self, hidden: usize, intermediate: usize, device: &Device) -> Self {
+    pub fn with_shared_experts(
+        self,
+        count: usize,
+        hidden: usize,
+        intermediate: usize,
+        device: &Device,
+    ) -> Self {
         Self {
-            shared_experts: Some(GatedMlp::new(hidden, intermediate, device)),
+            shared_experts: Some(GatedMlp::new(
+                hidden,
+                count.saturating_mul(intermediate),
+                device,
+            )),
+            shared: count,
             ..self
         }
     }
@@ -111,5 +128,41 @@ impl SparseMoe {
             y = y + shared.forward(x.clone()) * sigmoid(gate.forward(x));
         }
         y
+    }
+}
+
+/// What balancing over ranks sees: retained experts are what is placed, here all on one rank.
+impl MoeBlock for SparseMoe {
+    type Experts = RoutedExperts;
+
+    fn experts(&self) -> &RoutedExperts {
+        &self.experts
+    }
+
+    fn geometry(&self) -> Geometry {
+        let table = self.experts.table();
+        let retained = table.retained().len();
+        Geometry {
+            routed: table.num_logical(),
+            shared: self.shared,
+            logical: table.num_logical(),
+            retained,
+            physical: retained,
+            local_physical: retained,
+            redundant: 0,
+        }
+    }
+
+    fn retained_experts(&self) -> Option<Vec<LogicalExpert>> {
+        let table = self.experts.table();
+        let retained = || {
+            table
+                .retained()
+                .iter()
+                .copied()
+                .map(LogicalExpert)
+                .collect()
+        };
+        (!table.substituted().is_empty()).then(retained)
     }
 }

@@ -10,6 +10,7 @@
 //! | [`checkpoint`] | safetensors files and shards |
 //! | [`nn`] | Burn layers: routed experts with constants, routers, attention |
 //! | [`models`] | architectures, and text generation |
+//! | [`eplb`] | where expert replicas go on a cluster |
 //!
 //! To use a checkpoint of a known architecture, start at [`models::Model`]. To let a model struct of
 //! your own take substituted checkpoints, annotate it with [`expert_substitution`].
@@ -17,6 +18,7 @@
 
 /// The Burn release that everything here is built on.
 pub use burn;
+pub use eplb;
 pub use locum_checkpoint as checkpoint;
 pub use locum_models as models;
 pub use locum_nn as nn;

@@ -27,7 +27,7 @@ pub struct DeepseekConfig {
     pub attention: LatentOptions,
     /// The size of a dense feed-forward between its projections.
     pub intermediate: usize,
-    /// The same of all shared experts together; zero where there are none.
+    /// Experts that every token goes to.
     pub shared: usize,
     /// Routed experts.
     pub moe: MoeConfig,
@@ -95,8 +95,7 @@ impl DeepseekConfig {
             shared: match fields.declared("n_shared_experts") {
                 Some(value) if value.is_null() => 0,
                 _ => fields.count_or("n_shared_experts", defaults.shared)? as usize,
-            }
-            .saturating_mul(moe.intermediate),
+            },
             moe,
             correction: false,
             mtp_layers: fields.count_or(
@@ -125,7 +124,7 @@ impl DeepseekConfig {
             moe = moe.with_router_correction(device);
         }
         if self.shared > 0 {
-            moe = moe.with_shared_experts(hidden, self.shared, device);
+            moe = moe.with_shared_experts(self.shared, hidden, self.moe.intermediate, device);
         }
         FeedForward::Sparse(moe)
     }
