@@ -150,7 +150,7 @@ fn defaults_of_v2() {
             epsilon: 1e-6,
         },
         intermediate: 11_008,
-        shared: 2 * 1407,
+        shared: 2,
         moe: MoeConfig {
             // No layer is dense.
             experts: vec![64; 32],
@@ -188,7 +188,7 @@ fn defaults_of_v3() {
             epsilon: 1e-6,
         },
         intermediate: 18_432,
-        shared: 2048,
+        shared: 1,
         moe: MoeConfig {
             experts,
             intermediate: 2048,
