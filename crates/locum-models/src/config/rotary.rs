@@ -9,6 +9,9 @@ use crate::ModelError;
 const FACTOR: &str = "partial_rotary_factor";
 const THETA: &str = "rope_theta";
 
+/// An object with the field that it is the value of.
+type NamedObject<'a> = (&'static str, &'a Map<String, Value>);
+
 impl Fields<'_> {
     /// Positions of heads that are rotated whole.
     pub(crate) fn rotary(
@@ -114,9 +117,7 @@ impl Fields<'_> {
     }
 
     /// What `rope_scaling` or else `rope_parameters` holds, with its field.
-    pub(super) fn declared_rope(
-        &self,
-    ) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
+    pub(super) fn declared_rope(&self) -> Result<Option<NamedObject<'_>>, ModelError> {
         for field in ["rope_scaling", "rope_parameters"] {
             let Some(value) = self.get(field) else {
                 continue;
@@ -134,7 +135,7 @@ impl Fields<'_> {
 
     /// The same, refused where it is scaling, which would change every position, or has fields that
     /// only scaling has, or positions that differ between layers.
-    fn rope_parameters(&self) -> Result<Option<(&'static str, &Map<String, Value>)>, ModelError> {
+    fn rope_parameters(&self) -> Result<Option<NamedObject<'_>>, ModelError> {
         log::restricted("rope_scaling");
         let Some((field, parameters)) = self.declared_rope()? else {
             return Ok(None);
