@@ -162,15 +162,40 @@ fn names_of_compressed_checkpoints_are_the_same_architecture() {
 }
 
 #[test]
-fn class_tells_the_architecture_where_the_model_type_is_unknown() {
+fn class_tells_the_architecture_where_there_is_no_model_type() {
     for Case { name, .. } in cases() {
         let mut model = EditedModel::of_fixture(name);
         let family = model.config["model_type"].clone();
-        model.config["model_type"] = json!("something_else");
+        model.remove_field("model_type");
         let planned = model.plan(&LoadOptions::default());
         let planned = planned.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(planned.architecture().model_type, family, "{name}");
     }
+}
+
+/// The field that says how many layers of multi-token prediction there are, in families with some.
+fn mtp_field(name: &str) -> Option<&'static str> {
+    match name.split('/').next() {
+        Some("minimax_m2") => Some("num_mtp_modules"),
+        Some(family) if family.starts_with("deepseek") => Some("num_nextn_predict_layers"),
+        _ => None,
+    }
+}
+
+/// A fixture with two tensors of the layer after its last.
+fn with_one_layer_more(name: &str) -> EditedModel {
+    let mut model = EditedModel::of_fixture(name);
+    let layers = model.config["num_hidden_layers"].clone();
+    for part in ["eh_proj.weight", "block_sparse_moe.experts.0.w1.weight"] {
+        let zero = StoredTensor {
+            dtype: Dtype::F32,
+            shape: vec![1],
+            bytes: vec![0; 4],
+        };
+        let name = format!("model.layers.{layers}.{part}");
+        model.tensors.insert(name, zero);
+    }
+    model
 }
 
 #[test]
@@ -181,18 +206,12 @@ fn tensors_of_multi_token_prediction_are_skipped_and_counted() {
         tolerance,
     } in cases()
     {
+        let Some(field) = mtp_field(name) else {
+            continue;
+        };
         let reference = Reference::open(&fixture(name));
-        let mut model = EditedModel::of_fixture(name);
-        let layers = model.config["num_hidden_layers"].clone();
-        for part in ["eh_proj.weight", "block_sparse_moe.experts.0.w1.weight"] {
-            let zero = StoredTensor {
-                dtype: Dtype::F32,
-                shape: vec![1],
-                bytes: vec![0; 4],
-            };
-            let name = format!("model.layers.{layers}.{part}");
-            model.tensors.insert(name, zero);
-        }
+        let mut model = with_one_layer_more(name);
+        model.config[field] = json!(1);
         let mut model = model
             .plan(&LoadOptions::default())
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -205,6 +224,23 @@ fn tensors_of_multi_token_prediction_are_skipped_and_counted() {
         );
         let found = full_logits(&model, &reference.rows("input_ids"));
         assert_close(name, &found, &reference.f32(logits).1, tolerance);
+    }
+}
+
+/// A checkpoint of more layers than its configuration says is not run as a shorter model.
+#[test]
+fn layers_beyond_the_last_are_unexpected() {
+    for Case { name, .. } in cases() {
+        let mut model = with_one_layer_more(name);
+        if let Some(field) = mtp_field(name) {
+            model.config[field] = json!(0);
+        }
+        let error = model.plan(&LoadOptions::default()).err();
+        let error = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            error.contains("2 tensors are unexpected"),
+            "{name}: {error}"
+        );
     }
 }
 

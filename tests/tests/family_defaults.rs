@@ -208,6 +208,7 @@ fn minimax_m2() {
             attention: attention(48, 8, 128, HeadNorm::Projection(1e-6)),
             moe: moe(62, 256, 1536, routing),
             correction: true,
+            mtp_layers: 0,
         }
     );
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use locum::models::{GenerateOptions, Generator, Model, Sampler, Sampling};
 
 use crate::error::CliError;
-use crate::output::{bytes, note};
+use crate::output::{announce, bytes, note};
 use crate::source::{ComputeArguments, ModelArgument, load};
 
 #[derive(Args)]
@@ -19,7 +19,7 @@ pub(crate) struct GenerateArguments {
     model: ModelArgument,
 
     /// The text to continue
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
 
     /// The most tokens to generate
@@ -97,7 +97,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
     let tokens = prompt_tokens
         .saturating_add(options.max_new_tokens)
         .min(model.limits().max_positions);
-    announce(&model, tokens);
+    announce(model.memory(), tokens, None);
     load(&mut model)?;
 
     let mut out = std::io::stdout().lock();
@@ -132,14 +132,4 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
         bytes(memory.unpruned_weights()),
     ));
     Ok(())
-}
-
-fn announce(model: &Model, tokens: usize) {
-    let memory = model.memory();
-    note(&format!(
-        "needs {} of memory: weights {}, key-value cache {} for {tokens} tokens",
-        bytes(memory.total(tokens)),
-        bytes(memory.weights),
-        bytes(memory.total(tokens) - memory.weights),
-    ));
 }

@@ -1,15 +1,16 @@
 //! `locum logits`: a model's logits as a file, to compare with another implementation.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use locum::models::{Logits, Model};
+use locum::checkpoint::read_file;
+use locum::models::{Logits, Model, ModelError};
 use locum::nn::KvCache;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::CliError;
-use crate::output::{note, write_file};
+use crate::output::{OutputFile, announce, note};
 use crate::source::{ComputeArguments, ModelArgument, load};
 
 #[derive(Args)]
@@ -20,10 +21,11 @@ pub(crate) struct LogitsArguments {
     #[command(flatten)]
     model: ModelArgument,
 
-    /// Token ids of one sequence
+    /// Token ids of one sequence: 1,2,3
     #[arg(
         long,
         value_name = "IDS",
+        allow_hyphen_values = true,
         value_delimiter = ',',
         required_unless_present = "input_ids_file",
         conflicts_with = "input_ids_file"
@@ -46,20 +48,44 @@ pub(crate) struct LogitsArguments {
     compute: ComputeArguments,
 }
 
+/// About how many tokens are computed at once.
+const TOKENS_AT_ONCE: usize = 2048;
+
 pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     let options = arguments.compute.options()?;
     let ids = arguments.ids()?;
+    let (batch, tokens) = (ids.len(), ids[0].len());
     let files = arguments.model.files()?;
+    arguments.spare_inputs(files.name())?;
     let mut model = Model::plan(&files, &options)?;
+    // Everything that can be wrong is, before anything is loaded.
+    model.check_ids(&ids, &vec![0; batch])?;
+    let out = OutputFile::create(&arguments.out)?;
+    let vocabulary = model.limits().vocabulary;
+    announce(
+        model.memory(),
+        tokens,
+        Some(("logits", (batch * tokens * vocabulary * 4) as u64)),
+    );
     load(&mut model)?;
 
-    let (batch, tokens) = (ids.len(), ids[0].len());
-    let vocabulary = model.limits().vocabulary;
-    let logits = if arguments.cached {
-        cached(&model, &ids)?
-    } else {
-        model.logits(&ids, &mut caches(&model, batch), Logits::All)?
-    };
+    let mut logits = Vec::with_capacity(batch * tokens * vocabulary);
+    for ids in ids.chunks((TOKENS_AT_ONCE / tokens).max(1)) {
+        let mut caches = vec![model.new_cache(); ids.len()];
+        if arguments.cached {
+            logits.extend(cached(&model, ids, &mut caches)?);
+        } else {
+            logits.extend(model.logits(ids, &mut caches, Logits::All)?);
+        }
+    }
+    if let Some(first) = logits.iter().position(|logit| logit.is_nan()) {
+        let token = first / vocabulary;
+        note(&format!(
+            "warning: the logits hold NaN, first for token {} of sequence {}",
+            token % tokens,
+            token / tokens
+        ));
+    }
     let bytes: Vec<u8> = logits
         .iter()
         .flat_map(|logit| logit.to_le_bytes())
@@ -68,7 +94,7 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     let view =
         TensorView::new(Dtype::F32, vec![batch, tokens, vocabulary], &bytes).map_err(failed)?;
     let file = safetensors::serialize([("logits", view)], None).map_err(failed)?;
-    write_file(&arguments.out, &file)?;
+    out.write(&file)?;
     note(&format!(
         "wrote logits [{batch}, {tokens}, {vocabulary}] to {}",
         arguments.out.display()
@@ -76,20 +102,14 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// An empty cache for each sequence.
-fn caches(model: &Model, batch: usize) -> Vec<KvCache> {
-    vec![model.new_cache(); batch]
-}
-
 /// One token at a time; the same shape as all at once.
-fn cached(model: &Model, ids: &[Vec<i64>]) -> Result<Vec<f32>, CliError> {
+fn cached(model: &Model, ids: &[Vec<i64>], caches: &mut [KvCache]) -> Result<Vec<f32>, CliError> {
     let (batch, tokens) = (ids.len(), ids[0].len());
     let vocabulary = model.limits().vocabulary;
-    let mut caches = caches(model, batch);
     let mut all = vec![0.0; batch * tokens * vocabulary];
     for token in 0..tokens {
         let step: Vec<Vec<i64>> = ids.iter().map(|row| vec![row[token]]).collect();
-        let logits = model.logits(&step, &mut caches, Logits::Last)?;
+        let logits = model.logits(&step, caches, Logits::Last)?;
         for (row, logits) in logits.chunks_exact(vocabulary).enumerate() {
             all[(row * tokens + token) * vocabulary..][..vocabulary].copy_from_slice(logits);
         }
@@ -98,13 +118,30 @@ fn cached(model: &Model, ids: &[Vec<i64>]) -> Result<Vec<f32>, CliError> {
 }
 
 impl LogitsArguments {
+    /// Refuses to write over what is read.
+    fn spare_inputs(&self, model: &Path) -> Result<(), CliError> {
+        let Ok(out) = std::fs::canonicalize(&self.out) else {
+            return Ok(());
+        };
+        let is_ids = |ids: &PathBuf| std::fs::canonicalize(ids).is_ok_and(|ids| ids == out);
+        let in_model = std::fs::canonicalize(model).is_ok_and(|model| out.starts_with(model));
+        if in_model || self.input_ids_file.as_ref().is_some_and(is_ids) {
+            return Err(CliError::file(
+                "write",
+                &self.out,
+                "it is one of the files that are read: give another name",
+            ));
+        }
+        Ok(())
+    }
+
     /// `[batch, tokens]`, at least one token.
     fn ids(&self) -> Result<Vec<Vec<i64>>, CliError> {
         let Some(path) = &self.input_ids_file else {
             return Ok(vec![self.input_ids.clone()]);
         };
         let failed = |reason: String| CliError::file("read", path, reason);
-        let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+        let bytes = read_file(path).map_err(ModelError::from)?;
         let file = SafeTensors::deserialize(&bytes).map_err(|error| failed(error.to_string()))?;
         let tensor = file
             .tensor("input_ids")

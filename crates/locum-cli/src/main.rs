@@ -8,6 +8,7 @@ mod logits;
 mod output;
 mod source;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -19,7 +20,7 @@ use error::CliError;
     name = "locum",
     version,
     about = "Run mixture-of-experts models whose pruned experts are constants",
-    after_help = "Example:\n  locum generate --prompt \"The Lord said unto\"\n  locum inspect --model OLMoE-1B-7B-MoNE"
+    after_help = "Example:\n  locum generate --prompt \"The Lord said unto\"\n  locum inspect\n\nEnvironment:\n  LOCUM_MODEL  the model directory where --model is not given\n  LOCUM_LOG    what is logged: error, warn (default), info, debug, trace"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
         )
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();

@@ -1,7 +1,11 @@
 //! What is printed, and where: data to standard output, everything else to standard error.
 
-use std::io::Write;
-use std::path::Path;
+use std::fs::{File, Metadata};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use locum::models::MemoryPlan;
+use tempfile::NamedTempFile;
 
 use crate::error::CliError;
 
@@ -16,6 +20,20 @@ pub(crate) fn error(error: &CliError) {
     note(&format!(
         "error: {}",
         message.split_whitespace().collect::<Vec<_>>().join(" ")
+    ));
+}
+
+/// Says how much memory a model will take for sequences of so many tokens, and for what else.
+pub(crate) fn announce(memory: &MemoryPlan, tokens: usize, more: Option<(&str, u64)>) {
+    let total = memory.total(tokens);
+    let what = more.map_or_else(String::new, |(what, count)| {
+        format!(", {what} {}", bytes(count))
+    });
+    note(&format!(
+        "needs {} of memory: weights {}, key-value cache {} for {tokens} tokens{what}",
+        bytes(total + more.map_or(0, |(_, count)| count)),
+        bytes(memory.weights),
+        bytes(total - memory.weights),
     ));
 }
 
@@ -36,36 +54,102 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// Writes a file whole or not at all: to a temporary sibling, which then takes its name.
-pub(crate) fn write_file(path: &Path, contents: &[u8]) -> Result<(), CliError> {
-    let failed = |reason: std::io::Error| CliError::file("write", path, reason);
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .prefix(".locum-")
-        .permissions(permissions())
-        .tempfile_in(parent)
-        .map_err(failed)?;
-    file.write_all(contents).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+/// A file that is written whole or not at all: to a temporary sibling, which takes its name at the
+/// end. A device or a pipe is written straight into.
+pub(crate) struct OutputFile {
+    /// As it was given, for messages.
+    named: PathBuf,
+    sink: Sink,
 }
 
-/// Those of any new file, before the user's mask; temporary files are private by default.
+enum Sink {
+    Sibling {
+        file: NamedTempFile,
+        target: PathBuf,
+    },
+    Straight(File),
+}
+
+impl OutputFile {
+    /// Checks that a place can be written to, before anything is computed for it.
+    pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
+        let failed = |error: io::Error| CliError::file("write", path, reason(&error));
+        // A link is followed: what it leads to is replaced, not the link.
+        let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let existing = std::fs::metadata(&target).ok();
+        if existing.as_ref().is_some_and(Metadata::is_dir) {
+            return Err(CliError::file("write", path, "it is a directory"));
+        }
+        if existing.as_ref().is_some_and(|found| !found.is_file()) {
+            let sink = Sink::Straight(File::options().write(true).open(path).map_err(failed)?);
+            return Ok(Self {
+                named: path.to_path_buf(),
+                sink,
+            });
+        }
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".locum-");
+        // Temporary files are private by default; this one is to be as any other, or as before.
+        if let Some(permissions) = permissions(existing.as_ref()) {
+            builder.permissions(permissions);
+        }
+        let file = builder.tempfile_in(parent).map_err(failed)?;
+        if let Some(existing) = &existing {
+            file.as_file()
+                .set_permissions(existing.permissions())
+                .map_err(failed)?;
+        }
+        Ok(Self {
+            named: path.to_path_buf(),
+            sink: Sink::Sibling { file, target },
+        })
+    }
+
+    /// Writes the file.
+    pub(crate) fn write(self, contents: &[u8]) -> Result<(), CliError> {
+        let failed = |error: io::Error| CliError::file("write", &self.named, reason(&error));
+        match self.sink {
+            Sink::Straight(mut file) => file.write_all(contents).map_err(failed),
+            Sink::Sibling { mut file, target } => {
+                file.write_all(contents).map_err(failed)?;
+                file.persist(target)
+                    .map_err(|error| failed(error.error))
+                    .map(drop)
+            }
+        }
+    }
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn write_file(path: &Path, contents: &[u8]) -> Result<(), CliError> {
+    OutputFile::create(path)?.write(contents)
+}
+
+/// What the system says, without the name of a temporary file.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" at path ") {
+        Some((reason, _)) => reason.to_owned(),
+        None => text,
+    }
+}
+
+/// Those of any new file, before the user's mask.
 #[cfg(unix)]
-fn permissions() -> std::fs::Permissions {
+fn permissions(existing: Option<&Metadata>) -> Option<std::fs::Permissions> {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::Permissions::from_mode(0o666)
+    existing
+        .is_none()
+        .then(|| std::fs::Permissions::from_mode(0o666))
 }
 
 #[cfg(not(unix))]
-fn permissions() -> std::fs::Permissions {
-    std::fs::metadata(".").map_or_else(
-        |_| unreachable!("the current directory has permissions"),
-        |metadata| metadata.permissions(),
-    )
+fn permissions(_: Option<&Metadata>) -> Option<std::fs::Permissions> {
+    None
 }
 
 #[cfg(test)]

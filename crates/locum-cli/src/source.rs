@@ -22,14 +22,15 @@ const EMBEDDED: &str = "tiny-olmoe-mone25 (embedded)";
 
 #[derive(Args)]
 pub(crate) struct ModelArgument {
-    /// A local Hugging Face model directory [default: the embedded tiny-olmoe-mone25]
-    #[arg(long, value_name = "DIR", env = "LOCUM_MODEL")]
-    pub(crate) model: Option<PathBuf>,
+    /// A local Hugging Face model directory [env: LOCUM_MODEL] [default: the embedded
+    /// tiny-olmoe-mone25]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub(crate) struct ComputeArguments {
-    /// Activations: f32 is exact, bf16 halves them; weights stay as they are stored
+    /// Activations: f32 is exact; bf16 halves their memory, and rounds them
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
 
@@ -38,7 +39,7 @@ pub(crate) struct ComputeArguments {
     device: String,
 
     /// Threads to compute with on the CPU [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
 
@@ -50,7 +51,13 @@ enum Activations {
 
 impl ModelArgument {
     pub(crate) fn files(&self) -> Result<ModelFiles, CliError> {
-        Ok(match &self.model {
+        // Read here, so that an empty variable is as good as none.
+        let from_environment = || {
+            std::env::var_os("LOCUM_MODEL")
+                .filter(|directory| !directory.is_empty())
+                .map(PathBuf::from)
+        };
+        Ok(match self.model.clone().or_else(from_environment) {
             Some(directory) => ModelFiles::open(directory)?,
             None => ModelFiles::embedded(
                 EMBEDDED,

@@ -32,6 +32,51 @@ fn directory_that_is_not_there() {
 }
 
 #[test]
+fn file_in_place_of_a_directory() {
+    let config = fixture("olmoe/base/config.json");
+    let config = config.to_str().unwrap();
+    refused(
+        &["inspect", "--model", config],
+        &[config, "is not a directory"],
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn links_to_nowhere_and_pipes_are_named() {
+    let directory = approx().write();
+    let tokenizer = directory.path().join("tokenizer.json");
+    let arguments = ["generate", "--prompt", "A", "--model", path(&directory)];
+    std::fs::remove_file(&tokenizer).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &tokenizer).unwrap();
+    refused(&arguments, &["tokenizer.json", "not a regular file"]);
+    std::fs::remove_file(&tokenizer).unwrap();
+    std::fs::write(&tokenizer, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+    refused(&arguments, &["tokenizer.json", "git lfs pull"]);
+    let config = directory.path().join("config.json");
+    std::fs::remove_file(&config).unwrap();
+    std::os::unix::fs::symlink("gone.json", &config).unwrap();
+    refused(&arguments, &["config.json"]);
+}
+
+#[test]
+fn generation_config_that_is_no_object() {
+    let directory = approx().write();
+    std::fs::write(directory.path().join("generation_config.json"), "[]").unwrap();
+    refused(
+        &["generate", "--prompt", "A", "--model", path(&directory)],
+        &["generation_config.json", "must be a JSON object"],
+    );
+}
+
+#[test]
+fn layer_beyond_the_last() {
+    let mut model = TestModel::of_fixture("olmoe/base");
+    model.config["num_hidden_layers"] = json!(2);
+    refused_model(&model, &["33 tensors are unexpected", "model.layers.2."]);
+}
+
+#[test]
 fn directory_without_config() {
     let directory = tempfile::TempDir::new().unwrap();
     refused(
@@ -297,6 +342,27 @@ fn field_that_would_change_the_result() {
         ),
         ("clip_qkv", json!(-1.0), "`clip_qkv` is -1"),
         ("torch_dtype", json!("float8"), "`torch_dtype` \"float8\""),
+        ("clip_qkv", json!(-1), "`clip_qkv`"),
+        (
+            "rms_norm_eps",
+            json!(-1),
+            "`rms_norm_eps` must be between 0 and 1",
+        ),
+        ("rope_theta", json!(0), "`rope_theta`"),
+        ("rope_scaling", json!("x"), "`rope_scaling`"),
+        ("text_config", json!("x"), "`text_config` must be an object"),
+        (
+            "compression_config",
+            json!(5),
+            "`compression_config`: must be a map",
+        ),
+        ("num_experts", json!({}), "`num_experts`: has no layer"),
+        ("num_experts", json!(4_294_967_295u32), "`num_experts`"),
+        (
+            "num_hidden_layers",
+            json!(4_294_967_295u32),
+            "`num_hidden_layers`",
+        ),
     ] {
         let mut model = approx();
         model.config[field] = value;
@@ -330,7 +396,7 @@ fn logits_of_unusable_input_write_nothing() {
     let no_ids = fixture("tiny-olmoe/model.safetensors");
     for (input, part) in [
         (vec!["--input-ids", "2048"], "token id 2048"),
-        (vec!["--input-ids=-1"], "token id -1"),
+        (vec!["--input-ids", "-1"], "token id -1"),
         (vec!["--input-ids-file", "/no/such/file"], "/no/such/file"),
         (
             vec!["--input-ids-file", no_ids.to_str().unwrap()],
@@ -340,6 +406,26 @@ fn logits_of_unusable_input_write_nothing() {
         refused(&[&["logits", "--out", file][..], &input].concat(), &[part]);
     }
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    let directory = approx().write();
+    let weights = directory.path().join("model.safetensors");
+    let before = std::fs::read(&weights).unwrap();
+    refused(
+        &[
+            "logits",
+            "--model",
+            path(&directory),
+            "--input-ids",
+            "1",
+            "--out",
+            weights.to_str().unwrap(),
+        ],
+        &["cannot write", "one of the files that are read"],
+    );
+    assert!(std::fs::read(&weights).unwrap() == before);
 }
 
 #[test]

@@ -192,3 +192,18 @@ fn bf16_activations_generate_text() {
     ]);
     assert!(output.len() > "The Lord said unto".len() + 8, "{output}");
 }
+
+#[test]
+fn prompt_may_begin_with_a_dash_and_an_empty_variable_is_none() {
+    let output = locum(&["generate", "--prompt", "- item", "--max-new-tokens", "2"])
+        .env("LOCUM_MODEL", "")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("- item"));
+    let output = locum(&["inspect"])
+        .env("LOCUM_MODEL", tiny_olmoe())
+        .output()
+        .unwrap();
+    assert!(text(&output.stdout).contains("none: every expert is retained"));
+}

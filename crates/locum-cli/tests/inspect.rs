@@ -116,3 +116,32 @@ fn logits_are_those_of_transformers() {
     }
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 1);
 }
+
+#[cfg(unix)]
+#[test]
+fn output_keeps_links_and_permissions_and_devices() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::TempDir::new().unwrap();
+    let target = folder.path().join("target");
+    let link = folder.path().join("link");
+    std::fs::write(&target, "before").unwrap();
+    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("target", &link).unwrap();
+    stdout(&[
+        "logits",
+        "--input-ids",
+        "1,2",
+        "--out",
+        link.to_str().unwrap(),
+    ]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    let written = std::fs::read(&target).unwrap();
+    assert_eq!(
+        SafeTensors::deserialize(&written).unwrap().names(),
+        ["logits"]
+    );
+    let mode = std::fs::metadata(&target).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    // A device stays one.
+    stdout(&["logits", "--input-ids", "1,2", "--out", "/dev/stderr"]);
+}

@@ -40,10 +40,12 @@ impl<'a> Fields<'a> {
         let top = config
             .as_object()
             .ok_or_else(|| ModelError::field("config", "must be a JSON object"))?;
-        let text = top
-            .get("text_config")
-            .and_then(Value::as_object)
-            .unwrap_or(top);
+        let text = match top.get("text_config").filter(|text| !text.is_null()) {
+            None => top,
+            Some(text) => text.as_object().ok_or_else(|| {
+                ModelError::field("text_config", format!("must be an object, found {text}"))
+            })?,
+        };
         Ok(Self { text, top })
     }
 
@@ -111,6 +113,19 @@ impl<'a> Fields<'a> {
     /// A finite number, or the family's default.
     pub(crate) fn number_or(&self, field: &str, default: f64) -> Result<f64, ModelError> {
         Ok(self.optional_number(field)?.unwrap_or(default))
+    }
+
+    /// `rms_norm_eps`, or the family's default: what keeps a normalisation from dividing by zero.
+    pub(crate) fn epsilon(&self, default: f64) -> Result<f64, ModelError> {
+        const FIELD: &str = "rms_norm_eps";
+        let epsilon = self.number_or(FIELD, default)?;
+        if (0.0..=1.0).contains(&epsilon) {
+            return Ok(epsilon);
+        }
+        Err(ModelError::field(
+            FIELD,
+            format!("must be between 0 and 1, found {epsilon:e}"),
+        ))
     }
 
     /// A positive size, if it is there.

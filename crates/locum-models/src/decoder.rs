@@ -116,8 +116,13 @@ impl<L: DecoderLayer> DecoderLm<L> {
         if self.config.tied && name == "lm_head.weight" {
             return Some(SkipRule::TiedHead);
         }
+        if self.mtp_layers > 0 && (name.starts_with("mtp.") || name.starts_with("model.mtp.")) {
+            return Some(SkipRule::MultiTokenPrediction);
+        }
+        let layers = self.config.layers as u32;
+        let mtp = layers..layers.saturating_add(self.mtp_layers);
         LayerName::parse(name)
-            .filter(|name| name.layer as usize >= self.config.layers)
+            .filter(|name| mtp.contains(&name.layer))
             .map(|_| SkipRule::MultiTokenPrediction)
     }
 }

@@ -27,8 +27,12 @@ pub enum ModelError {
     },
 
     /// A model directory that is not there.
-    #[error("no such directory: {}", .0.display())]
+    #[error("no such directory: {} (models are not downloaded: give a local one)", .0.display())]
     NoDirectory(PathBuf),
+
+    /// A file in place of a model directory.
+    #[error("{} is not a directory: give the one that holds config.json", .0.display())]
+    NotADirectory(PathBuf),
 
     /// A file that a model directory must have.
     #[error("{} not found in {}: {hint}", file, directory.display())]

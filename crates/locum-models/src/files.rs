@@ -1,8 +1,9 @@
 //! A model's files: a Hugging Face directory, or a model embedded in a program.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
-use locum_checkpoint::{Checkpoint, read_json};
+use locum_checkpoint::{Checkpoint, read_file, read_json};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -38,10 +39,17 @@ impl ModelFiles {
     /// No such directory, no `config.json` in it, or one that is not JSON.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
-        if !directory.is_dir() {
-            return Err(ModelError::NoDirectory(directory));
+        match std::fs::metadata(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(ModelError::NoDirectory(directory));
+            }
+            Ok(found) if !found.is_dir() => {
+                return Err(ModelError::NotADirectory(directory));
+            }
+            // What else keeps it from being read is said of its files.
+            _ => {}
         }
-        if !directory.join(CONFIG).exists() {
+        if !is_there(&directory.join(CONFIG)) {
             return Err(ModelError::NoFile {
                 file: CONFIG,
                 directory,
@@ -49,12 +57,20 @@ impl ModelFiles {
             });
         }
         let generation = directory.join(GENERATION_CONFIG);
+        let generation_config = is_there(&generation)
+            .then(|| read_json(&generation))
+            .transpose()?;
+        if generation_config
+            .as_ref()
+            .is_some_and(|config| !config.is_object())
+        {
+            return Err(
+                ModelError::field("generation_config", "must be a JSON object").in_file(generation),
+            );
+        }
         Ok(Self {
             config: read_json(directory.join(CONFIG))?,
-            generation_config: generation
-                .exists()
-                .then(|| read_json(generation))
-                .transpose()?,
+            generation_config,
             source: Source::Directory(directory),
         })
     }
@@ -127,14 +143,14 @@ impl ModelFiles {
         let (path, parsed) = match &self.source {
             Source::Directory(directory) => {
                 let path = directory.join(TOKENIZER);
-                if !path.exists() {
+                if !is_there(&path) {
                     return Err(ModelError::NoFile {
                         file: TOKENIZER,
                         directory: directory.clone(),
                         hint: "text needs the model's tokenizer; token ids do not (locum logits)",
                     });
                 }
-                let parsed = Tokenizer::from_file(&path);
+                let parsed = Tokenizer::from_bytes(read_file(&path)?);
                 (path, parsed)
             }
             Source::Embedded {
@@ -183,4 +199,9 @@ impl ModelFiles {
             None => Ok(vec![id(value)?]),
         }
     }
+}
+
+/// Whether a directory has an entry of this name, be it a link to nowhere: reading it says that.
+fn is_there(path: &Path) -> bool {
+    !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }

@@ -80,7 +80,8 @@ impl Model {
         let config = files.config();
         let in_config = |error| files.in_config(error);
         let architecture = Architecture::of_config(config).map_err(in_config)?;
-        let spec = SubstitutionSpec::from_config(config).map_err(ModelError::from)?;
+        let spec = SubstitutionSpec::from_config(config)
+            .map_err(|error| in_config(ModelError::from(error)))?;
         let built = architecture
             .build(config, &spec, options.activations, &options.device)
             .map_err(in_config)?;
@@ -195,18 +196,31 @@ impl Model {
         caches: &mut [KvCache],
         wanted: Logits,
     ) -> Result<Vec<f32>, ModelError> {
+        let before: Vec<usize> = caches.iter().map(KvCache::tokens).collect();
+        self.check_ids(ids, &before)?;
+        let logits = self.model.language_model().forward(ids, caches, wanted);
+        Ok(logits.into_data().iter::<f32>().collect())
+    }
+
+    /// Checks that sequences, each after `before` tokens, can be computed: some tokens in each, all
+    /// of them the model's, and no more than its context holds. Needs no weights.
+    ///
+    /// # Errors
+    ///
+    /// What [`Model::logits`] would refuse.
+    pub fn check_ids(&self, ids: &[Vec<i64>], before: &[usize]) -> Result<(), ModelError> {
         let limits = self.limits();
         if ids.is_empty() || ids.iter().any(Vec::is_empty) {
             return Err(ModelError::EmptyPrompt);
         }
-        if ids.len() != caches.len() {
+        if ids.len() != before.len() {
             return Err(ModelError::field(
                 "caches",
-                format!("are {}, for {} sequences", caches.len(), ids.len()),
+                format!("are {}, for {} sequences", before.len(), ids.len()),
             ));
         }
-        for (ids, cache) in ids.iter().zip(caches.iter()) {
-            let tokens = cache.tokens() + ids.len();
+        for (ids, before) in ids.iter().zip(before) {
+            let tokens = before + ids.len();
             if tokens > limits.max_positions {
                 return Err(ModelError::TooLong {
                     what: "the input",
@@ -223,7 +237,6 @@ impl Model {
                 });
             }
         }
-        let logits = self.model.language_model().forward(ids, caches, wanted);
-        Ok(logits.into_data().iter::<f32>().collect())
+        Ok(())
     }
 }

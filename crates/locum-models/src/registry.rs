@@ -117,18 +117,23 @@ impl Architecture {
     /// [`ModelError::UnsupportedArchitecture`], which lists the supported ones.
     pub fn of_config(config: &Value) -> Result<&'static Self, ModelError> {
         let places = [config.get("text_config"), Some(config)];
-        let mut model_types = places
+        let model_types: Vec<&Value> = places
             .into_iter()
             .flatten()
-            .filter_map(|place| place.get("model_type")?.as_str());
-        for model_type in model_types.clone() {
+            .filter_map(|place| place.get("model_type"))
+            .filter(|model_type| !model_type.is_null())
+            .collect();
+        for model_type in model_types.iter().filter_map(|found| found.as_str()) {
             let model_type = model_type.strip_suffix("_compressed").unwrap_or(model_type);
+            let model_type = model_type.replace("olmone", "olmoe");
             if let Some(found) = ARCHITECTURES.iter().find(|a| a.model_type == model_type) {
                 return Ok(found);
             }
         }
+        // The class decides only where nothing else does: a `model_type` says what the weights are.
         let classes = config
             .get("architectures")
+            .filter(|_| model_types.is_empty())
             .and_then(Value::as_array)
             .into_iter()
             .flatten()
@@ -141,8 +146,8 @@ impl Architecture {
         }
         Err(ModelError::UnsupportedArchitecture {
             found: model_types
-                .next_back()
-                .map_or_else(|| "(none)".into(), |found| format!("{found:?}")),
+                .last()
+                .map_or_else(|| "(none)".into(), ToString::to_string),
             supported: ARCHITECTURES
                 .iter()
                 .map(|a| a.model_type)

@@ -1,6 +1,6 @@
 //! A loader for any module of this crate's layers: parameters by path, experts by their layer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -259,13 +259,17 @@ impl Places {
         module.visit(&mut survey);
         let mut parameters = survey.parameters;
         let mut layers = Vec::new();
+        let mut taken = HashSet::new();
         module.visit_moe_layers(&mut ModulePath::default(), &mut |path, moe| {
             layers.push(canonical(&moe.info().prefix).into_owned());
             // A layer that takes its experts itself has no parameters for anyone else to fill.
             if moe.expert_weights().is_some() {
-                let prefix = format!("{path}.");
-                parameters.retain(|_, parameter| !parameter.path.starts_with(&prefix));
+                taken.insert(path.to_string());
             }
+        });
+        parameters.retain(|_, parameter| {
+            let mut ends = parameter.path.match_indices('.').map(|(end, _)| end);
+            !ends.any(|end| taken.contains(&parameter.path[..end]))
         });
         let by_prefix = layers
             .iter()

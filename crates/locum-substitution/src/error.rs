@@ -13,7 +13,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 #[non_exhaustive]
 pub enum SubstitutionError {
     /// A field of `config.json` is not what it should be.
-    #[error("`{field}` in config.json {reason}")]
+    #[error("`{field}`: {reason}")]
     Config {
         /// The path of the field.
         field: String,
@@ -23,7 +23,7 @@ pub enum SubstitutionError {
 
     /// Both formats declare substituted experts.
     #[error(
-        "config.json declares substituted experts twice, in `approximate_experts` and in \
+        "substituted experts are declared twice, in `approximate_experts` and in \
          `compression_config.transform_config.expert_substitution`: keep one"
     )]
     BothFormats,
@@ -36,7 +36,7 @@ pub enum SubstitutionError {
     },
 
     /// A declared layer does not fit the model.
-    #[error("config.json declares substituted experts {experts:?} in layer {layer}, {reason}")]
+    #[error("substituted experts {experts:?} are declared in layer {layer}, {reason}")]
     Layer {
         /// The declared layer.
         layer: u32,

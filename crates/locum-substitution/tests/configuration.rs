@@ -120,7 +120,7 @@ fn approximate_experts_that_are_no_ids_by_layer_are_refused() {
     for (value, expected) in [
         (
             json!([[1, 2]]),
-            "`approximate_experts` in config.json must be a map, found a list",
+            "`approximate_experts`: must be a map, found a list",
         ),
         (json!("none"), "must be a map, found \"none\""),
         (
@@ -132,15 +132,15 @@ fn approximate_experts_that_are_no_ids_by_layer_are_refused() {
         (json!({ "١": [1] }), "key \"١\" is not a layer number"),
         (
             json!({ "1": [1, 1] }),
-            "`approximate_experts.1` in config.json expert 1 is listed twice",
+            "`approximate_experts.1`: expert 1 is listed twice",
         ),
         (
             json!({ "1": [-1] }),
-            "`approximate_experts.1` in config.json -1 is not an expert id",
+            "`approximate_experts.1`: -1 is not an expert id",
         ),
         (
             json!({ "1": ["x"] }),
-            "`approximate_experts.1` in config.json \"x\" is not an expert id",
+            "`approximate_experts.1`: \"x\" is not an expert id",
         ),
         (json!({ "1": [1.0] }), "1.0 is not an expert id"),
         (json!({ "1": [true] }), "true is not an expert id"),
@@ -150,7 +150,7 @@ fn approximate_experts_that_are_no_ids_by_layer_are_refused() {
         ),
         (
             json!({ "1": 3 }),
-            "`approximate_experts.1` in config.json must be a list of expert ids, found 3",
+            "`approximate_experts.1`: must be a list of expert ids, found 3",
         ),
         (
             json!({ "1": null }),
@@ -324,14 +324,13 @@ fn expert_count_is_a_number_or_a_dictionary_by_layer() -> Outcome {
         [0, 1, 2].map(|l| by_layer.of_layer(l)),
         [None, Some(60), Some(64)]
     );
-    // `null` and `{}` are how a config says that it has none.
-    for absent in [
-        json!({}),
-        json!({ "num_experts": null }),
-        json!({ "num_experts": {} }),
-    ] {
+    // `null` is how a config says that it has none; a dictionary of no layers says nothing.
+    for absent in [json!({}), json!({ "num_experts": null })] {
         assert_eq!(counts(absent, &["num_experts"])?, None);
     }
+    let empty = counts(json!({ "num_experts": {} }), &["num_experts"]);
+    let empty = empty.expect_err("a dictionary without layers").to_string();
+    assert_eq!(empty, "`num_experts`: has no layer");
     Ok(())
 }
 
@@ -340,14 +339,14 @@ fn expert_count_that_is_none_is_refused() {
     for (value, expected) in [
         (
             json!("64"),
-            "`num_experts` in config.json must be a number of experts, found \"64\"",
+            "`num_experts`: must be a number of experts, found \"64\"",
         ),
         (json!([64]), "found a list"),
         (json!(-1), "found -1"),
         (json!({ "x": 64 }), "key \"x\" is not a layer number"),
         (
             json!({ "1": "64" }),
-            "`num_experts.1` in config.json must be a number of experts",
+            "`num_experts.1`: must be a number of experts",
         ),
     ] {
         assert_says(
@@ -369,11 +368,11 @@ fn dictionaries_of_different_length_or_layers_are_refused() -> Outcome {
     let uniform = ExpertCounts::Uniform(8);
     assert_says(
         ExpertCounts::check_lengths(&[("num_experts", &one), ("top_k", &uniform), ("kept", &two)]),
-        &["`kept` in config.json has 2 layers, but `num_experts` has 1"],
+        &["`kept`: has 2 layers, but `num_experts` has 1"],
     );
     assert_says(
         ExpertCounts::check_lengths(&[("num_experts", &one), ("kept", &other)]),
-        &["`kept` in config.json has layer 3, but `num_experts` has not"],
+        &["`kept`: has layer 3, but `num_experts` has not"],
     );
     ExpertCounts::check_lengths(&[])?;
     ExpertCounts::check_lengths(&[("num_experts", &uniform), ("kept", &two), ("top_k", &two)])

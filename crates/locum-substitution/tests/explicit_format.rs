@@ -179,10 +179,7 @@ fn explicit_format_names_path_and_field_of_what_is_missing() {
         format!("{target}/replacements/3/tensors"),
         format!("{target}/replacements/3/tensors/value"),
     ] {
-        let field = format!(
-            "`{PATH}{}` in config.json is missing",
-            pointer.replace('/', ".")
-        );
+        let field = format!("`{PATH}{}`: is missing", pointer.replace('/', "."));
         assert_says(spec(lacking(&pointer)), &[&field]);
     }
 }

@@ -86,7 +86,7 @@ impl DeepseekConfig {
                 hidden: fields.size_or("hidden_size", defaults.hidden)?,
                 layers: moe.experts.len(),
                 max_positions,
-                epsilon: fields.number_or("rms_norm_eps", 1e-6)?,
+                epsilon: fields.epsilon(1e-6)?,
                 tied: fields.flag("tie_word_embeddings", false)?,
                 rotary,
                 cached_elements: shape.cached_elements(),

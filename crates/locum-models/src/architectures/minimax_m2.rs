@@ -31,6 +31,8 @@ pub struct MiniMaxM2Config {
     pub moe: MoeConfig,
     /// Whether there is a correction of the choice of experts.
     pub correction: bool,
+    /// Layers of multi-token prediction after the last, which are not run.
+    pub mtp_layers: u32,
 }
 
 impl ArchitectureConfig for MiniMaxM2Config {
@@ -62,7 +64,7 @@ impl ArchitectureConfig for MiniMaxM2Config {
             head: Some(128),
         };
         let shape = fields.attention_shape(hidden, &heads)?;
-        let epsilon = fields.number_or("rms_norm_eps", 1e-6)?;
+        let epsilon = fields.epsilon(1e-6)?;
         let layers = fields.layer_count(62)?;
         let experts = fields.name_in_use(["num_local_experts", "num_experts"])?;
         let (experts, top_k) =
@@ -94,11 +96,16 @@ impl ArchitectureConfig for MiniMaxM2Config {
                 dtype: fields.dtype()?,
             },
             correction: fields.flag("use_routing_bias", true)?,
+            mtp_layers: fields.count_or("num_mtp_modules", 0)?,
         })
     }
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
+    }
+
+    fn mtp_layers(&self) -> u32 {
+        self.mtp_layers
     }
 
     fn layer(&self, layer: usize, device: &Device) -> Self::Layer {

@@ -58,7 +58,7 @@ impl ArchitectureConfig for MixtralConfig {
                 hidden,
                 layers,
                 max_positions,
-                epsilon: fields.number_or("rms_norm_eps", 1e-5)?,
+                epsilon: fields.epsilon(1e-5)?,
                 tied: fields.flag("tie_word_embeddings", false)?,
                 rotary: fields.rotary(shape.head, 1_000_000.0)?,
                 cached_elements: shape.cached_elements(),

@@ -53,7 +53,7 @@ impl ArchitectureConfig for OlmoeConfig {
             head: None,
         };
         let shape = fields.attention_shape(hidden, &heads)?;
-        let epsilon = fields.number_or("rms_norm_eps", 1e-5)?;
+        let epsilon = fields.epsilon(1e-5)?;
         let layers = fields.layer_count(16)?;
         let experts = fields.name_in_use(["num_experts", "num_local_experts"])?;
         let (experts, top_k) =

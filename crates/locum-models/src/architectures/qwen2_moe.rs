@@ -67,7 +67,7 @@ impl ArchitectureConfig for Qwen2MoeConfig {
                 hidden,
                 layers,
                 max_positions,
-                epsilon: fields.number_or("rms_norm_eps", 1e-6)?,
+                epsilon: fields.epsilon(1e-6)?,
                 tied: fields.flag("tie_word_embeddings", false)?,
                 rotary: fields.rotary(shape.head, 10_000.0)?,
                 cached_elements: shape.cached_elements(),

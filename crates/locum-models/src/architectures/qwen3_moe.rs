@@ -54,7 +54,7 @@ impl ArchitectureConfig for Qwen3MoeConfig {
             head: None,
         };
         let shape = fields.attention_shape(hidden, &heads)?;
-        let epsilon = fields.number_or("rms_norm_eps", 1e-6)?;
+        let epsilon = fields.epsilon(1e-6)?;
         let layers = fields.layer_count(24)?;
         let experts = fields.name_in_use(["num_experts", "num_local_experts"])?;
         let (experts, top_k) = fields.sparse_expert_counts(

@@ -73,8 +73,14 @@ impl Pending {
         let dtype = dtype(info)?;
         let expected = *self.dtype.get_or_insert(dtype);
         if expected != dtype {
+            let expected = match expected {
+                DType::F16 => "f16",
+                DType::BF16 => "bf16",
+                _ => "f32",
+            };
             return Err(SubstitutionError::model(format!(
-                "tensor `{}` has dtype {}, the layer's other experts have {expected:?}",
+                "tensor `{}` has dtype {}, but other experts' tensors of the layer are {expected}: \
+                 they must be the same to be packed",
                 info.name, info.dtype
             )));
         }

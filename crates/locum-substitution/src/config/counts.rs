@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{declared, kind, quoted};
+use super::{kind, quoted};
 use crate::SubstitutionError;
 use crate::name::parse_id;
 
@@ -29,7 +29,7 @@ impl ExpertCounts {
     ) -> Result<Option<Self>, SubstitutionError> {
         let Some((key, value)) = keys
             .iter()
-            .find_map(|key| declared(config.get(*key)).map(|value| (*key, value)))
+            .find_map(|key| Some((*key, config.get(*key).filter(|value| !value.is_null())?)))
         else {
             return Ok(None);
         };
@@ -47,6 +47,9 @@ impl ExpertCounts {
         let Some(map) = value.as_object() else {
             return Ok(Some(Self::Uniform(number(value, key)?)));
         };
+        if map.is_empty() {
+            return Err(SubstitutionError::config(key, "has no layer"));
+        }
         let mut layers = BTreeMap::new();
         for (layer, value) in map {
             let index = parse_id(layer).ok_or_else(|| {

@@ -25,10 +25,8 @@ pub(super) fn find(config: &Map<String, Value>) -> Result<Option<&Value>, Substi
     let Some(compression) = declared(config.get("compression_config")) else {
         return Ok(None);
     };
-    let Some(transform) = compression
-        .get("transform_config")
-        .and_then(|t| declared(Some(t)))
-    else {
+    let compression = object(compression, "compression_config")?;
+    let Some(transform) = declared(compression.get("transform_config")) else {
         return Ok(None);
     };
     let transforms = object(transform, "compression_config.transform_config")?;
