@@ -28,6 +28,20 @@ pub fn read_json(path: impl AsRef<Path>) -> Result<Value, CheckpointError> {
     parse_json(path.as_ref())
 }
 
+/// Reads a text file, such as a model's `chat_template.jinja`.
+///
+/// # Errors
+///
+/// A file that is not there, cannot be read, is a Git LFS pointer, is empty or is not UTF-8.
+pub fn read_text(path: impl AsRef<Path>) -> Result<String, CheckpointError> {
+    let path = path.as_ref();
+    regular(path)?;
+    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    readable(path, &bytes)?;
+    String::from_utf8(bytes)
+        .map_err(|error| io_error("read", path)(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
 /// Reads a JSON file into a type.
 pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
     regular(path)?;
