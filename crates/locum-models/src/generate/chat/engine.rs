@@ -33,6 +33,8 @@ pub(super) fn with_template(source: &str) -> Result<Environment<'static>, Error>
     engine.set_auto_escape_callback(|_| AutoEscape::None);
     engine.set_unknown_method_callback(unknown_method_callback);
     engine.set_fuel(Some(FUEL));
+    // So that an error says what is undefined.
+    engine.set_debug(true);
     engine.add_filter("tojson", to_json);
     engine.add_function("raise_exception", raise_exception);
     engine.add_function("strftime_now", |format: &str| {
@@ -93,12 +95,12 @@ fn strftime(time: &DateTime<Local>, format: &str) -> Result<String, Error> {
 /// JSON as Python's `json.dumps` writes it; the engine's own filter escapes HTML, and Jinja's is
 /// replaced by transformers for the same reason.
 fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = arguments.get("indent")?;
+    let indent: Option<u8> = arguments.get("indent")?;
     let ascii: Option<bool> = arguments.get("ensure_ascii")?;
     arguments.assert_all_used()?;
     let json = match indent {
         Some(indent) => {
-            let indent = " ".repeat(indent.min(64));
+            let indent = " ".repeat(indent.into());
             written(value, PrettyFormatter::with_indent(indent.as_bytes()))
         }
         None => written(value, Spaced),

@@ -49,32 +49,27 @@ impl ModelFiles {
             let source = template_of_config(&config).map_err(in_config)?;
             (&config_file, source.ok_or_else(none)?)
         };
-        ChatTemplate::new(&source, special_tokens).map_err(|error| error.in_file(file))
+        ChatTemplate::of_file(file, &source, special_tokens)
     }
 }
 
 fn template_of_config(config: &Value) -> Result<Option<String>, ModelError> {
     let wrong = |reason| Err(ModelError::field(FIELD, reason));
-    let (name, source): (fn(&Value) -> _, fn(&Value) -> _) = (
-        |entry: &Value| entry.get("name").and_then(Value::as_str).map(str::to_owned),
-        |entry: &Value| {
-            entry
-                .get("template")
-                .and_then(Value::as_str)
-                .map(str::to_owned)
-        },
-    );
+    let text = |entry: &Value, part| entry.get(part).and_then(Value::as_str).map(str::to_owned);
     match config.get(FIELD) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(source)) => Ok(Some(source.clone())),
         Some(Value::Array(named)) => {
             let default = named
                 .iter()
-                .find(|entry| name(entry).as_deref() == Some("default"));
-            match default.and_then(source) {
+                .find(|entry| text(entry, "name").as_deref() == Some("default"));
+            match default.and_then(|entry| text(entry, "template")) {
                 Some(source) => Ok(Some(source)),
                 None => {
-                    let names: Vec<_> = named.iter().filter_map(name).collect();
+                    let names: Vec<_> = named
+                        .iter()
+                        .filter_map(|entry| text(entry, "name"))
+                        .collect();
                     wrong(format!(
                         "has no template named `default`, only: {}",
                         names.join(", ")

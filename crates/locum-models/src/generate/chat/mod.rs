@@ -6,6 +6,8 @@
 mod engine;
 mod find;
 
+use std::path::{Path, PathBuf};
+
 use minijinja::Environment;
 use minijinja::value::Value;
 
@@ -88,6 +90,8 @@ impl Chat {
 pub struct ChatTemplate {
     engine: Environment<'static>,
     special_tokens: Vec<(String, String)>,
+    /// Where it is from, for messages.
+    file: Option<PathBuf>,
 }
 
 impl ChatTemplate {
@@ -104,6 +108,20 @@ impl ChatTemplate {
         Ok(Self {
             engine: engine::with_template(source).map_err(|error| engine::described(&error))?,
             special_tokens: special_tokens.into_iter().collect(),
+            file: None,
+        })
+    }
+
+    /// Parses a template that was read from a file.
+    fn of_file(
+        file: &Path,
+        source: &str,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, ModelError> {
+        let template = Self::new(source, special_tokens).map_err(|error| error.in_file(file))?;
+        Ok(Self {
+            file: Some(file.to_path_buf()),
+            ..template
         })
     }
 
@@ -113,7 +131,7 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// A template that refuses the chat, fails, or does not end ([`ModelError::ChatTemplate`], with
-    /// the line).
+    /// the line, and with the file that [`ModelFiles`](crate::ModelFiles) read it from).
     pub fn render(&self, chat: &Chat) -> Result<String, ModelError> {
         let special = self
             .special_tokens
@@ -126,18 +144,23 @@ impl ChatTemplate {
             ])
         };
         let messages: Vec<Value> = chat.messages.iter().map(message).collect();
-        let variables: Value = special
-            .chain([
-                ("messages", Value::from(messages)),
-                // Templates ask whether these are none, not only whether they are there.
-                ("tools", Value::from(())),
-                ("documents", Value::from(())),
-                (
-                    "add_generation_prompt",
-                    Value::from(chat.add_generation_prompt),
-                ),
-            ])
-            .collect();
-        engine::render(&self.engine, variables).map_err(|error| engine::described(&error))
+        let variables = special.chain([
+            ("messages", Value::from(messages)),
+            // Templates ask whether these are none, not only whether they are there.
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+            (
+                "add_generation_prompt",
+                Value::from(chat.add_generation_prompt),
+            ),
+        ]);
+        let variables = Value::from_pairs(variables);
+        engine::render(&self.engine, variables).map_err(|error| {
+            let error = engine::described(&error);
+            match &self.file {
+                Some(file) => error.in_file(file),
+                None => error,
+            }
+        })
     }
 }
