@@ -258,7 +258,7 @@ fn broken_template_is_an_error_with_its_line() {
         ("{{ messages[0].a.b }}", 1, "`messages[0].a` is undefined"),
         ("\n{{ 1 // 0 }}", 2, ""),
         ("{{ messages | tojson(colour=1) }}", 1, "colour"),
-        ("{{ messages | tojson(indent=1000) }}", 1, "1000"),
+        ("{{ messages | tojson(indent=1000) }}", 1, "cannot convert"),
         ("\n{{ strftime_now('%Q') }}", 2, "%Q"),
         (
             "{% macro m() %}\n{{ raise_exception('no') }}\n{% endmacro %}\n\n{{ m() }}",

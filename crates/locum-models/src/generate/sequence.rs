@@ -13,9 +13,8 @@ use super::sampler::Sampler;
 use super::stop::Passed;
 use super::text::TextStream;
 
-/// Tokens of a prompt that are computed in one step. More make a step no faster by then, while the
-/// attention scores of a step take memory by its tokens times all before them, and nothing can be
-/// cancelled within one.
+/// Tokens of a prompt that are computed in one step: the attention scores of a step take memory by
+/// its tokens times all before them, and nothing can be cancelled within one.
 const PROMPT_TOKENS_PER_STEP: usize = 512;
 
 /// Why generation ended.
