@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use locum::models::{GenerateOptions, Generator, ModelFiles, Sampling};
+use locum::models::{GenerateOptions, Generator, ModelFiles};
 use locum::nn::DType;
 use locum_tests::{
     Reference, cached_logits, distance, fixture, full_logits, load, perplexity, tiny_olmoe,
@@ -44,8 +44,8 @@ fn greedy_ids_agree() {
         let tokenizer = tokenizer.unwrap_or_else(|error| panic!("{error}"));
         let options = GenerateOptions {
             max_new_tokens: 60,
-            sampling: Sampling::Greedy,
             end_tokens: vec![0],
+            ..GenerateOptions::default()
         };
         let mut text = String::new();
         let generated = Generator::new(&model, &tokenizer).generate("Emma was", &options, |new| {

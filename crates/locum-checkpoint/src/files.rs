@@ -28,6 +28,17 @@ pub fn read_json(path: impl AsRef<Path>) -> Result<Value, CheckpointError> {
     parse_json(path.as_ref())
 }
 
+/// Reads a text file, such as a model's `chat_template.jinja`.
+///
+/// # Errors
+///
+/// As [`read_file`], and a file that is not UTF-8.
+pub fn read_text(path: impl AsRef<Path>) -> Result<String, CheckpointError> {
+    let path = path.as_ref();
+    String::from_utf8(read_file(path)?)
+        .map_err(|error| io_error("read", path)(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
 /// Reads a whole file that people put there, whatever its content.
 ///
 /// Links are followed, to a regular file: reading a pipe would wait for a writer, and a device need

@@ -1,10 +1,12 @@
-//! `locum generate`: continue a prompt.
+//! `locum generate`: continue a prompt, or answer one.
 
 use std::io::Write;
 use std::ops::ControlFlow;
 
 use clap::Args;
-use locum::models::{GenerateOptions, Generator, Model, Sampler, Sampling};
+use locum::models::{
+    Chat, GenerateOptions, Generator, Message, Model, ModelError, ModelFiles, Prompt, Sampling,
+};
 
 use crate::error::CliError;
 use crate::output::{announce, bytes, note};
@@ -12,19 +14,31 @@ use crate::source::{ComputeArguments, ModelArgument, load};
 
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  locum generate --prompt \"Alice thought\" --temperature 0.8 --top-k 40 --seed 7"
+    after_help = "Examples:\n  locum generate --prompt \"Alice thought\" --temperature 0.8 --top-k 40 --seed 7\n  locum generate --model OLMoE-1B-7B-Instruct-MoNE --chat --prompt \"Who is Emma?\""
 )]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     model: ModelArgument,
 
-    /// The text to continue
+    /// The text to continue, or with --chat the message to answer
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
+
+    /// Format the prompt as a message by the model's chat template, and print the answer alone
+    #[arg(long)]
+    chat: bool,
+
+    /// What the model is told before the message, with --chat
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
 
     /// The most tokens to generate
     #[arg(long, default_value_t = 64, value_name = "N")]
     max_new_tokens: usize,
+
+    /// End before TEXT when it comes up; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
 
     /// Draw tokens from softmax(logits / T) instead of taking the likeliest; 0 is greedy
     #[arg(
@@ -47,13 +61,23 @@ pub(crate) struct GenerateArguments {
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
 
+    /// Divide the positive logits of tokens that are there already by P, multiply the negative
+    /// ones; 1 is off
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "P",
+        allow_negative_numbers = true
+    )]
+    repetition_penalty: f64,
+
     #[command(flatten)]
     compute: ComputeArguments,
 }
 
 impl GenerateArguments {
     fn sampling(&self) -> Result<Sampling, CliError> {
-        let sampling = if self.temperature == 0.0 {
+        Ok(if self.temperature == 0.0 {
             // A cut that nothing is drawn from would be ignored, which nobody can want.
             for (option, given) in [
                 ("--top-k", self.top_k.is_some()),
@@ -73,47 +97,76 @@ impl GenerateArguments {
                 top_p: self.top_p,
                 seed: self.seed,
             }
+        })
+    }
+
+    /// The options, refused before anything is loaded.
+    fn options(&self) -> Result<GenerateOptions, CliError> {
+        let options = GenerateOptions {
+            max_new_tokens: self.max_new_tokens,
+            sampling: self.sampling()?,
+            repetition_penalty: self.repetition_penalty,
+            stop: self.stop.clone(),
+            ..GenerateOptions::default()
         };
-        // Refused before anything is loaded.
-        Sampler::new(sampling)?;
-        Ok(sampling)
+        options.check()?;
+        if self.system.is_some() && !self.chat {
+            return Err(CliError::Usage(
+                "--system has no effect without --chat: the prompt is continued as it is".into(),
+            ));
+        }
+        Ok(options)
+    }
+
+    /// The prompt as the model's chat template formats it, where it is to.
+    fn formatted(&self, files: &ModelFiles) -> Result<Option<String>, CliError> {
+        if !self.chat {
+            return Ok(None);
+        }
+        if self.prompt.is_empty() {
+            return Err(ModelError::EmptyPrompt.into());
+        }
+        let system = self.system.iter().map(Message::system);
+        let messages: Vec<_> = system.chain([Message::user(&self.prompt)]).collect();
+        Ok(Some(files.chat_template()?.render(&Chat::new(messages))?))
     }
 }
 
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
-    let options = arguments.compute.options()?;
-    let sampling = arguments.sampling()?;
+    let load_options = arguments.compute.options()?;
+    let mut options = arguments.options()?;
     let files = arguments.model.files()?;
-    let mut model = Model::plan(&files, &options)?;
+    let formatted = arguments.formatted(&files)?;
+    let mut model = Model::plan(&files, &load_options)?;
     let tokenizer = files.tokenizer()?;
-    let options = GenerateOptions {
-        max_new_tokens: arguments.max_new_tokens,
-        sampling,
-        end_tokens: files.end_tokens()?,
+    options.end_tokens = files.end_tokens()?;
+    let prompt = match &formatted {
+        Some(formatted) => Prompt::Formatted(formatted),
+        None => Prompt::Text(&arguments.prompt),
     };
-    let prompt_tokens = Generator::new(&model, &tokenizer)
-        .encode(&arguments.prompt)?
-        .len();
-    let tokens = prompt_tokens
+    let prompt = Generator::new(&model, &tokenizer).encode(prompt)?;
+    let tokens = prompt
+        .len()
         .saturating_add(options.max_new_tokens)
         .min(model.limits().max_positions);
     announce(model.memory(), tokens, None);
     load(&mut model)?;
 
     let mut out = std::io::stdout().lock();
-    write!(out, "{}", arguments.prompt)?;
-    out.flush()?;
+    if !arguments.chat {
+        write!(out, "{}", arguments.prompt)?;
+        out.flush()?;
+    }
     let mut closed = None;
-    let generated =
-        Generator::new(&model, &tokenizer).generate(&arguments.prompt, &options, |text| {
-            match write!(out, "{text}").and_then(|()| out.flush()) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    closed = Some(error);
-                    ControlFlow::Break(())
-                }
+    let generated = Generator::new(&model, &tokenizer).generate(&prompt, &options, |text| {
+        match write!(out, "{text}").and_then(|()| out.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                closed = Some(error);
+                ControlFlow::Break(())
             }
-        })?;
+        }
+    })?;
     if let Some(error) = closed {
         return Err(error.into());
     }

@@ -371,7 +371,7 @@ fn field_that_would_change_the_result() {
 }
 
 #[test]
-fn sampling_options_outside_their_range() {
+fn generation_options_outside_their_range() {
     let generate = ["generate", "--prompt", "A"];
     for (options, part) in [
         (vec!["--temperature", "-1"], "temperature is -1"),
@@ -382,10 +382,57 @@ fn sampling_options_outside_their_range() {
             vec!["--top-k", "3"],
             "--top-k has no effect without --temperature",
         ),
+        (
+            vec!["--repetition-penalty", "0"],
+            "repetition-penalty is 0, but must be a number above 0",
+        ),
+        (
+            vec!["--repetition-penalty", "-1"],
+            "repetition-penalty is -1",
+        ),
+        (
+            vec!["--stop", "x", "--stop", ""],
+            "stop is empty, but must have at least one character",
+        ),
+        (
+            vec!["--system", "Be brief."],
+            "--system has no effect without --chat",
+        ),
         (vec!["--device", "tpu"], "--device tpu"),
     ] {
         refused(&[&generate[..], &options].concat(), &[part]);
     }
+}
+
+#[test]
+fn chat_with_a_model_without_template() {
+    let chat = ["generate", "--chat", "--prompt", "A"];
+    let parts = [
+        "no chat template for",
+        "chat_template.jinja",
+        "tokenizer_config.json",
+    ];
+    refused(&chat, &parts);
+    let directory = approx().write();
+    let arguments = [&chat[..], &["--model", path(&directory)]].concat();
+    refused(&arguments, &parts);
+    refused(&arguments, &[path(&directory)]);
+}
+
+#[test]
+fn chat_that_the_template_refuses() {
+    let directory = approx().write();
+    let template = "\n{{ raise_exception('no\nsystem messages') }}";
+    std::fs::write(directory.path().join("chat_template.jinja"), template).unwrap();
+    let arguments = ["generate", "--chat", "--model", path(&directory)];
+    refused(
+        &[&arguments[..], &["--prompt", "A"]].concat(),
+        &["chat_template.jinja: chat template, line 2: it refuses the chat: no system messages"],
+    );
+    refused(
+        &[&arguments[..], &["--prompt", ""]].concat(),
+        &["the prompt is empty"],
+    );
 }
 
 #[test]

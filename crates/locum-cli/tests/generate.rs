@@ -154,6 +154,62 @@ fn generation_ends_at_the_context_limit() {
 }
 
 #[test]
+fn stop_strings_end_the_text_where_the_first_begins() {
+    let model = tiny_olmoe();
+    let arguments = [
+        "generate",
+        "--prompt",
+        "Emma was",
+        "--max-new-tokens",
+        "60",
+        "--model",
+        &model,
+    ];
+    let stopped = |stop: &[&str]| stdout(&[&arguments[..], stop].concat());
+    assert_eq!(
+        stopped(&["--stop", "Bath", "--stop", "h, and I w"]),
+        "Emma was not quite avoided.\n\n\"I am sure you will not be able to go to \n"
+    );
+    // What might have become a stop string when the tokens ran out is printed.
+    assert_eq!(stopped(&["--stop", "very glad to be"]), format!("{EMMA}\n"));
+}
+
+#[test]
+fn repetition_penalty_changes_the_text() {
+    let arguments = ["generate", "--prompt", "Alice", "--max-new-tokens", "30"];
+    let with = |penalty| stdout(&[&arguments[..], &["--repetition-penalty", penalty]].concat());
+    assert_eq!(with("1"), stdout(&arguments));
+    assert_ne!(with("1.5"), stdout(&arguments));
+}
+
+#[test]
+fn chat_is_formatted_by_the_models_template_and_only_the_answer_is_printed() {
+    let directory = TestModel::of_fixture("tiny-olmoe").write();
+    std::fs::write(
+        directory.path().join("chat_template.jinja"),
+        "{%- for message in messages %}\n\
+         {{- {'system': 'Em', 'user': 'was'}[message.role] if message.content else '?' }}\n\
+         {{- 'ma ' if message.role == 'system' and message.content == 'Be brief.' }}\n\
+         {%- endfor %}\n\
+         {{- '' if add_generation_prompt else 'not' }}",
+    )
+    .unwrap();
+    let answer = stdout(&[
+        "generate",
+        "--chat",
+        "--system",
+        "Be brief.",
+        "--prompt",
+        "Who is Emma?",
+        "--max-new-tokens",
+        "60",
+        "--model",
+        path(&directory),
+    ]);
+    assert_eq!(answer, format!("{}\n", &EMMA["Emma was".len()..]));
+}
+
+#[test]
 fn closed_pipe_is_no_failure() {
     let mut child = locum(&[
         "generate",

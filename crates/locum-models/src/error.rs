@@ -104,6 +104,35 @@ pub enum ModelError {
         range: &'static str,
     },
 
+    /// A stop string without a character.
+    #[error("stop is empty, but must have at least one character")]
+    EmptyStop,
+
+    /// One request of a batch.
+    #[error("request {index}: {source}")]
+    InRequest {
+        /// Its place among the requests, from 0.
+        index: usize,
+        /// What is wrong.
+        source: Box<ModelError>,
+    },
+
+    /// A model that was not made for chat.
+    #[error(
+        "no chat template for {}: looked for chat_template.jinja, and for `chat_template` in \
+         tokenizer_config.json; models tuned for chat have one", .0.display()
+    )]
+    NoChatTemplate(PathBuf),
+
+    /// A chat template that is no template, or that refuses a chat.
+    #[error("chat template{}: {reason}", .line.map_or_else(String::new, |line| format!(", line {line}")))]
+    ChatTemplate {
+        /// The line of the template.
+        line: Option<usize>,
+        /// What is wrong.
+        reason: String,
+    },
+
     /// A model that computes no usable scores.
     #[error(
         "the model's logits hold NaN after {tokens} tokens: its weights, or their dtype, are unusable"
@@ -119,6 +148,14 @@ impl ModelError {
         Self::Field {
             field: field.into(),
             reason: reason.into(),
+        }
+    }
+
+    /// Says in which request of a batch.
+    pub(crate) fn in_request(self, index: usize) -> Self {
+        Self::InRequest {
+            index,
+            source: Box::new(self),
         }
     }
 

@@ -117,6 +117,14 @@ impl ModelFiles {
         }
     }
 
+    /// The directory, unless the model is embedded.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match &self.source {
+            Source::Directory(directory) => Some(directory),
+            Source::Embedded { .. } => None,
+        }
+    }
+
     /// Says that something is wrong with the `config.json`.
     pub(crate) fn in_config(&self, error: ModelError) -> ModelError {
         error.in_file(self.name().join(CONFIG))

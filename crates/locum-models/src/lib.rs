@@ -2,7 +2,8 @@
 //!
 //! [`ModelFiles`] is a model's directory (or a model embedded in a program), [`Model`] what becomes
 //! of it: an architecture from the [registry], wrapped by `#[expert_substitution]`, its weights
-//! loaded and checked. [`Generator`] makes text.
+//! loaded and checked. [`Generator`] makes text, of one prompt or of many side by side;
+//! [`ChatTemplate`] makes a prompt of a chat.
 #![deny(missing_docs)]
 
 pub mod architectures;
@@ -22,7 +23,10 @@ pub use config::FieldLog;
 pub use decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 pub use error::ModelError;
 pub use files::ModelFiles;
-pub use generate::{Finish, GenerateOptions, Generated, Generator, Sampler, Sampling};
+pub use generate::{
+    Cancellation, Chat, ChatTemplate, Finish, GenerateOptions, Generated, Generator, Message,
+    Prompt, RepetitionPenalty, Request, Sampler, Sampling,
+};
 pub use language_model::{CausalLm, Limits, Logits};
 pub use memory::{LayerMemory, MemoryPlan};
 pub use model::{LoadOptions, Model};

@@ -1,64 +1,39 @@
-//! Text generation: prompt in, tokens out, one at a time.
+//! Text generation: prompts in, tokens out, one at a time for each.
+//!
+//! One loop serves one prompt and many: a [`Sequence`] knows what is next of its own and why it
+//! ends, the loop computes what is next of all sequences in one step, and drops those that ended.
 
+mod chat;
+mod options;
+mod penalty;
+mod prompt;
 mod sampler;
+mod sequence;
+mod stop;
+mod text;
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokenizers::Tokenizer;
 
+pub use chat::{Chat, ChatTemplate, Message};
+pub use options::{Cancellation, GenerateOptions};
+pub use penalty::RepetitionPenalty;
+pub use prompt::Prompt;
 pub use sampler::{Sampler, Sampling};
+pub use sequence::{Finish, Generated};
 
 use crate::{Logits, Model, ModelError};
+use sequence::Sequence;
 
-/// How a text is generated.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GenerateOptions {
-    /// The most tokens to generate.
-    pub max_new_tokens: usize,
-    /// How the next token is chosen.
-    pub sampling: Sampling,
-    /// Tokens that end the text; they are not part of it.
-    pub end_tokens: Vec<u32>,
-}
-
-/// Why generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// An end token was chosen.
-    EndToken,
-    /// As many tokens as were asked for.
-    MaxNewTokens,
-    /// The model's context is full.
-    ContextLimit,
-    /// The caller stopped.
-    Stopped,
-}
-
-/// What was generated, and how fast.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    /// The tokens of the prompt.
-    pub prompt: Vec<u32>,
-    /// The new tokens, without an end token.
-    pub tokens: Vec<u32>,
-    /// Why it ended.
-    pub finish: Finish,
-    /// The time for the prompt.
-    pub prefill: Duration,
-    /// The time for the tokens after the first.
-    pub decode: Duration,
-    /// How many steps that time holds.
-    pub decode_steps: usize,
-}
-
-impl Generated {
-    /// Tokens per second after the first, if there were any.
-    #[must_use]
-    pub fn tokens_per_second(&self) -> Option<f64> {
-        let seconds = self.decode.as_secs_f64();
-        (self.decode_steps > 0 && seconds > 0.0).then(|| self.decode_steps as f64 / seconds)
-    }
+/// A prompt of a batch, and how it is continued.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'r> {
+    /// What is continued.
+    pub prompt: Prompt<'r>,
+    /// How.
+    pub options: &'r GenerateOptions,
 }
 
 /// A model with its tokenizer.
@@ -74,111 +49,146 @@ impl<'m> Generator<'m> {
         Self { model, tokenizer }
     }
 
-    /// Tokens of a prompt, special tokens as the tokenizer adds them.
+    /// Tokens of a prompt; [`Prompt`] says who adds special tokens.
     ///
     /// # Errors
     ///
     /// An empty prompt, one that the model's context does not hold, or tokens that the model does
     /// not have.
-    pub fn encode(&self, prompt: &str) -> Result<Vec<u32>, ModelError> {
-        encode(self.tokenizer, self.model, prompt)
+    pub fn encode<'p>(&self, prompt: impl Into<Prompt<'p>>) -> Result<Vec<u32>, ModelError> {
+        prompt::encode(self.tokenizer, self.model.limits(), prompt.into())
     }
 
-    /// Continues a prompt; `text` gets the new text in whole characters, as soon as they are, and
-    /// may stop it.
+    /// Continues a prompt; `text` gets the new text in whole characters, as soon as they are and no
+    /// stop string can begin with them, and may end it.
+    ///
+    /// ```no_run
+    /// use std::ops::ControlFlow;
+    /// # use locum_models::{GenerateOptions, Generator, Model, ModelError};
+    /// # use tokenizers::Tokenizer;
+    ///
+    /// # fn example(model: &Model, tokenizer: &Tokenizer) -> Result<(), ModelError> {
+    /// let options = GenerateOptions {
+    ///     stop: vec!["\n\n".into()],
+    ///     ..GenerateOptions::default()
+    /// };
+    /// let generated = Generator::new(model, tokenizer).generate("Alice", &options, |text| {
+    ///     print!("{text}");
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// println!("\n{:?} after {} tokens", generated.finish, generated.tokens.len());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// As [`Generator::encode`]; options outside their range; logits that are not numbers.
-    pub fn generate(
+    pub fn generate<'p>(
         &self,
-        prompt: &str,
+        prompt: impl Into<Prompt<'p>>,
         options: &GenerateOptions,
         mut text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, ModelError> {
-        let prompt = self.encode(prompt)?;
-        let mut sampler = Sampler::new(options.sampling)?;
-        let mut stream = self.tokenizer.decode_stream(true);
-        let mut decode = |id: u32| {
-            stream
-                .step(id)
-                .map_err(|error| ModelError::Tokenizer(error.to_string()))
+        let request = Request {
+            prompt: prompt.into(),
+            options,
         };
-        // The prompt goes through the decoder, too: whether a token starts with a space, or ends a
-        // character, depends on what is before it.
-        for &id in &prompt {
-            decode(id)?;
-        }
+        let generated = self.generate_batch(&[request], |_, new| text(new));
+        let mut generated = generated.map_err(|error| match error {
+            // There is one: which it is goes without saying.
+            ModelError::InRequest { source, .. } => *source,
+            other => other,
+        })?;
+        // As many come out as went in.
+        generated.pop().ok_or(ModelError::EmptyPrompt)
+    }
 
-        let room = self.model.limits().max_positions - prompt.len();
-        let mut caches = [self.model.new_cache()];
-        let mut tokens = Vec::new();
-        let mut input: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
-        let start = Instant::now();
-        let mut prefill = None;
-        let finish = loop {
-            if tokens.len() == options.max_new_tokens {
-                break Finish::MaxNewTokens;
-            }
-            if tokens.len() == room {
-                break Finish::ContextLimit;
-            }
-            let logits =
-                self.model
-                    .logits(&[std::mem::take(&mut input)], &mut caches, Logits::Last)?;
-            let id = sampler.next(&logits).ok_or(ModelError::NanLogits {
-                tokens: prompt.len() + tokens.len(),
-            })?;
-            prefill.get_or_insert_with(|| start.elapsed());
-            if options.end_tokens.contains(&id) {
-                break Finish::EndToken;
-            }
-            tokens.push(id);
-            input.push(id.into());
-            if let Some(new) = decode(id)?
-                && text(&new).is_break()
-            {
-                break Finish::Stopped;
-            }
-        };
-        let prefill = prefill.unwrap_or_default();
-        let ended = usize::from(finish == Finish::EndToken);
-        Ok(Generated {
-            prompt,
-            decode_steps: (tokens.len() + ended).saturating_sub(1),
-            tokens,
-            finish,
-            prefill,
-            decode: start.elapsed() - prefill,
-        })
-    }
-}
-
-/// Tokens of a prompt, checked against the model that they are for.
-fn encode(tokenizer: &Tokenizer, model: &Model, prompt: &str) -> Result<Vec<u32>, ModelError> {
-    if prompt.is_empty() {
-        return Err(ModelError::EmptyPrompt);
-    }
-    let encoding = tokenizer
-        .encode(prompt, true)
-        .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
-    let ids = encoding.get_ids().to_vec();
-    let limits = model.limits();
-    if ids.is_empty() {
-        return Err(ModelError::EmptyPrompt);
-    }
-    if ids.len() > limits.max_positions {
-        return Err(ModelError::TooLong {
-            what: "the prompt",
-            tokens: ids.len(),
-            limit: limits.max_positions,
+    /// Continues several prompts side by side: each step computes one more token of each that has
+    /// not ended. `text` gets a sequence's place among the requests and its new text, and may end
+    /// that sequence; to end all, share a [`Cancellation`] between their options.
+    ///
+    /// Prompts need not be of the same length, and each sequence draws by its own seed from its own
+    /// generator, so that it gets the tokens that it would get alone, in a batch of any company.
+    /// (Computing more rows at once may round a logit differently in its last bit, as any change in
+    /// the shape of a matrix product may.) Two requests with the same prompt and the same seed give
+    /// the same text.
+    ///
+    /// All requests are in memory at once, each with a cache for its tokens.
+    ///
+    /// ```no_run
+    /// use std::ops::ControlFlow;
+    /// # use locum_models::{GenerateOptions, Generator, Model, ModelError, Request};
+    /// # use tokenizers::Tokenizer;
+    ///
+    /// # fn example(model: &Model, tokenizer: &Tokenizer) -> Result<(), ModelError> {
+    /// let options = GenerateOptions::default();
+    /// let requests = ["Alice", "The Lord said unto"].map(|prompt| Request {
+    ///     prompt: prompt.into(),
+    ///     options: &options,
+    /// });
+    /// let generated = Generator::new(model, tokenizer)
+    ///     .generate_batch(&requests, |_, _| ControlFlow::Continue(()))?;
+    /// for (request, generated) in requests.iter().zip(generated) {
+    ///     println!("{:?}: {}", request.prompt, generated.text);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Generator::generate`], with the place of the request ([`ModelError::InRequest`]). All
+    /// requests are checked before anything is computed.
+    pub fn generate_batch(
+        &self,
+        requests: &[Request<'_>],
+        mut text: impl FnMut(usize, &str) -> ControlFlow<()>,
+    ) -> Result<Vec<Generated>, ModelError> {
+        let limits = self.model.limits();
+        let sequences = requests.iter().enumerate().map(|(index, request)| {
+            prompt::encode(self.tokenizer, limits, request.prompt)
+                .and_then(|tokens| Sequence::new(tokens, request.options, self.tokenizer, limits))
+                .map_err(|error| error.in_request(index))
         });
+        self.run(sequences.collect::<Result<_, _>>()?, &mut text)
     }
-    match ids.iter().find(|&&id| id as usize >= limits.vocabulary) {
-        Some(&id) => Err(ModelError::UnknownToken {
-            id: id.into(),
-            vocabulary: limits.vocabulary,
-        }),
-        None => Ok(ids),
+
+    /// Runs sequences until all have ended; gives them in their order.
+    fn run(
+        &self,
+        sequences: Vec<Sequence<'_>>,
+        text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
+    ) -> Result<Vec<Generated>, ModelError> {
+        let vocabulary = self.model.limits().vocabulary;
+        let mut caches = vec![self.model.new_cache(); sequences.len()];
+        let mut running: Vec<_> = sequences.into_iter().enumerate().collect();
+        let mut ended = Vec::with_capacity(running.len());
+        let start = Instant::now();
+        loop {
+            let mut place = 0;
+            while let Some((_, sequence)) = running.get_mut(place) {
+                if sequence.has_ended() {
+                    caches.remove(place);
+                    let (index, sequence) = running.remove(place);
+                    ended.push((index, sequence.end(start, |new| text(index, new))));
+                } else {
+                    place += 1;
+                }
+            }
+            if running.is_empty() {
+                break;
+            }
+            let inputs: Vec<_> = running.iter_mut().map(|(_, s)| s.next_input()).collect();
+            let mut logits = self.model.logits(&inputs, &mut caches, Logits::Last)?;
+            for ((index, sequence), logits) in running.iter_mut().zip(logits.chunks_mut(vocabulary))
+            {
+                sequence
+                    .take(logits, start, |new| text(*index, new))
+                    .map_err(|error| error.in_request(*index))?;
+            }
+        }
+        ended.sort_by_key(|(index, _)| *index);
+        Ok(ended.into_iter().map(|(_, generated)| generated).collect())
     }
 }
