@@ -28,11 +28,25 @@ pub fn read_json(path: impl AsRef<Path>) -> Result<Value, CheckpointError> {
     parse_json(path.as_ref())
 }
 
-/// Reads a JSON file into a type.
-pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
+/// Reads a whole file that people put there, whatever its content.
+///
+/// Links are followed, to a regular file: reading a pipe would wait for a writer, and a device need
+/// not end.
+///
+/// # Errors
+///
+/// A file that is not there, cannot be read, is no regular file, is a Git LFS pointer or is empty.
+pub fn read_file(path: impl AsRef<Path>) -> Result<Vec<u8>, CheckpointError> {
+    let path = path.as_ref();
     regular(path)?;
     let bytes = fs::read(path).map_err(io_error("read", path))?;
     readable(path, &bytes)?;
+    Ok(bytes)
+}
+
+/// Reads a JSON file into a type.
+pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
+    let bytes = read_file(path)?;
     let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
     serde_json::from_slice(text).map_err(|source| CheckpointError::Json {
         path: path.into(),

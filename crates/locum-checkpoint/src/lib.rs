@@ -68,4 +68,4 @@ mod object;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use files::read_json;
+pub use files::{read_file, read_json};
