@@ -1,6 +1,7 @@
 //! Ranks, the nodes they are on, their speeds, and which of them are alive.
 
 use crate::error::Error;
+use crate::wording::{counted, number};
 
 /// Many times the ranks of any expert-parallel group. A typing error ends here, not in an
 /// allocation of ranks times experts.
@@ -43,7 +44,11 @@ impl Cluster {
         if !ranks.is_multiple_of(nodes) {
             return Err(Error::Setting {
                 what: "nodes".into(),
-                found: format!("{ranks} ranks do not divide by {nodes} nodes"),
+                found: format!(
+                    "{} cannot be divided among {}",
+                    counted(ranks, "rank"),
+                    counted(nodes, "node")
+                ),
                 remedy: "use nodes with the same number of ranks, or 1 node".into(),
             });
         }
@@ -67,7 +72,7 @@ impl Cluster {
         {
             return Err(Error::Setting {
                 what: format!("speed of rank {rank}"),
-                found: format!("{} is not a finite number above 0", speeds[rank]),
+                found: format!("{} is not a finite number above 0", number(speeds[rank])),
                 remedy: "mark a rank that does not work as not live".into(),
             });
         }
@@ -78,7 +83,7 @@ impl Cluster {
         {
             return Err(Error::Setting {
                 what: format!("speed of rank {rank}"),
-                found: format!("{} is outside 1e-9 to 1e9", speeds[rank]),
+                found: format!("{} is outside 1e-9 to 1e9", number(speeds[rank])),
                 remedy: "speeds are relative: scale them to about 1".into(),
             });
         }
@@ -108,7 +113,7 @@ impl Cluster {
         }
         Err(Error::Shape {
             what: what.into(),
-            expected: format!("{} entries, one per rank", self.ranks()),
+            expected: format!("{}, one per rank", counted(self.ranks(), "entry")),
             found: format!("{found}"),
         })
     }

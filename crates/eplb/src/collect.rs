@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::index::{LogicalExpert, RetainedExpert};
 use crate::load::Loads;
+use crate::wording::counted;
 
 /// What a decoder layer does after attention.
 #[derive(Debug)]
@@ -232,7 +233,7 @@ impl ModelGeometry {
         if logical.layers() != self.layers.len() {
             return Err(Error::Shape {
                 what: "loads".into(),
-                expected: format!("{} layers", self.layers.len()),
+                expected: counted(self.layers.len(), "layer"),
                 found: logical.layers().to_string(),
             });
         }

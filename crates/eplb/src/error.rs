@@ -1,5 +1,7 @@
 //! The crate's one error type.
 
+use crate::wording::{are, counted};
+
 /// Everything that can be wrong with an input, a placement or a file.
 ///
 /// Messages name the layer, expert, rank or slot, what was expected and what was found, and what to
@@ -53,10 +55,22 @@ pub enum Error {
         /// The shape that was found.
         found: String,
     },
+    /// The current placement does not have the problem's layers, experts, slots or ranks.
+    #[error("{place}: expected {expected}, found {found}")]
+    CurrentShape {
+        /// The current placement, or a layer of it.
+        place: String,
+        /// The expected shape.
+        expected: String,
+        /// The shape that was found.
+        found: String,
+    },
     /// A layer has fewer usable slots than experts.
     #[error(
-        "layer {layer}: {slots} slots on live ranks cannot hold {experts} experts; \
-         use at least {experts} slots on live ranks"
+        "layer {layer}: {} on live ranks cannot hold {}; use at least {} on live ranks",
+        counted(*slots, "slot"),
+        counted(*experts, "expert"),
+        counted(*experts, "slot")
     )]
     TooFewSlots {
         /// The layer.
@@ -68,7 +82,10 @@ pub enum Error {
     },
     /// The slots of a layer do not divide among the ranks.
     #[error(
-        "layer {layer}: {slots} slots are not a multiple of {ranks} ranks; use {nearest} slots, or allow uneven slots"
+        "layer {layer}: {} {} not a multiple of {}; use {nearest} slots, or allow uneven slots",
+        counted(*slots, "slot"),
+        are(*slots),
+        counted(*ranks, "rank")
     )]
     UnevenSlots {
         /// The layer.
@@ -82,7 +99,9 @@ pub enum Error {
     },
     /// Expert groups do not divide the experts of a layer.
     #[error(
-        "layer {layer}: {experts} experts do not divide into {groups} groups; use a divisor of {experts}, or 1"
+        "layer {layer}: {} cannot be divided into {}; use a divisor of {experts}, or 1",
+        counted(*experts, "expert"),
+        counted(*groups, "group")
     )]
     Groups {
         /// The layer.
@@ -139,7 +158,12 @@ pub enum Error {
         expected: &'static str,
     },
     /// The logical-to-physical map lists more replicas than there are slots.
-    #[error("layer {layer}: {replicas} replicas are listed for {slots} slots")]
+    #[error(
+        "layer {layer}: {} {} listed for {}",
+        counted(*replicas, "replica"),
+        are(*replicas),
+        counted(*slots, "slot")
+    )]
     TooManyReplicas {
         /// The layer.
         layer: usize,
@@ -187,12 +211,13 @@ pub enum Error {
     },
     /// The budget does not allow even the moves that keep every expert present.
     #[error(
-        "{needed} {unit} are needed to keep every expert present and the budget is {budget}; raise it"
+        "keeping every expert present takes {}, and the budget is {budget}; raise it",
+        counted(usize::try_from(*needed).unwrap_or(usize::MAX), unit)
     )]
     Budget {
         /// What is needed.
         needed: u64,
-        /// The unit: `moves` or `bytes`.
+        /// The unit: `move` or `byte`.
         unit: &'static str,
         /// What is allowed.
         budget: u64,

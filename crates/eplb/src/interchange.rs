@@ -13,8 +13,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::Error;
 use crate::index::RetainedExpert;
-use crate::placement::Placement;
+use crate::placement::{EMPTY, Placement};
 use crate::plan::Plan;
+use crate::wording::{are, counted};
 
 /// A JSON format of placements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -180,9 +181,7 @@ impl Placement {
                     ),
                 });
             }
-            if let Some(slot) =
-                (0..placed.slots()).find(|slot| placed.raw()[*slot] == crate::placement::EMPTY)
-            {
+            if let Some(slot) = (0..placed.slots()).find(|slot| placed.raw()[*slot] == EMPTY) {
                 return Err(Error::Format {
                     field: format!("layer {layer}, slot {slot}"),
                     problem: format!(
@@ -194,9 +193,10 @@ impl Placement {
                 return Err(Error::Format {
                     field: format!("layer {layer}"),
                     problem: format!(
-                        "{engine} needs as many slots on every rank: {} slots are not a multiple of {} ranks",
-                        placed.slots(),
-                        placed.ranks()
+                        "{engine} needs as many slots on every rank: {} {} not a multiple of {}",
+                        counted(placed.slots(), "slot"),
+                        are(placed.slots()),
+                        counted(placed.ranks(), "rank")
                     ),
                 });
             }
@@ -212,7 +212,8 @@ impl Placement {
     /// # Errors
     ///
     /// When the document has none of the formats, does not fit the layers or ranks, or names an
-    /// expert that does not exist. The maps of a plan are compared with each other by
+    /// expert that does not exist; when a plan's replica counts are not those of its slots. The maps
+    /// of a plan are compared with each other by [`Placement::check_maps`] and
     /// [`Placement::validate`].
     pub fn from_json(
         document: &Value,
@@ -230,12 +231,13 @@ impl Placement {
         if let Some(map) = document.get("physical_to_logical_map") {
             // The same slots on other ranks would be read without complaint, and every move counted
             // wrongly.
-            let planned = document.get("ranks").and_then(Value::as_u64);
-            if let Some(planned) = planned.filter(|planned| *planned != ranks as u64) {
+            let planned = document.get("ranks");
+            if let Some(planned) = planned.filter(|planned| planned.as_u64() != Some(ranks as u64))
+            {
                 return Err(Error::Shape {
                     what: "ranks of the plan".into(),
                     expected: ranks.to_string(),
-                    found: planned.to_string(),
+                    found: shown(planned),
                 });
             }
             let mut rows = rows(map, "physical_to_logical_map")?;
@@ -249,13 +251,15 @@ impl Placement {
                     .map(|index| rows[*index].clone())
                     .collect();
             }
-            let Some(inverse) = document.get("logical_to_physical_map") else {
-                return Ok((
+            let (format, placement) = match document.get("logical_to_physical_map") {
+                None => (
                     Format::Sglang,
                     Self::from_physical_to_logical(&rows, experts, ranks)?,
-                ));
+                ),
+                Some(inverse) => (Format::Plan, from_both(&rows, inverse, experts, ranks)?),
             };
-            return Ok((Format::Plan, from_both(&rows, inverse, experts, ranks)?));
+            check_counts(document, &placement)?;
+            return Ok((format, placement));
         }
         if let Value::Array(entries) = document {
             let flat = entries.first().is_some_and(Value::is_number);
@@ -298,13 +302,8 @@ fn from_both(
     if counts != experts || rows.len() != experts.len() {
         return Err(Error::Shape {
             what: "maps of the plan".into(),
-            expected: format!("{} layers with {} experts", experts.len(), list(experts)),
-            found: format!(
-                "{} and {} layers with {} experts",
-                rows.len(),
-                counts.len(),
-                list(&counts)
-            ),
+            expected: shape(experts),
+            found: format!("{} and {}", counted(rows.len(), "layer"), shape(&counts)),
         });
     }
     let layers = rows.iter().zip(&replicas).enumerate();
@@ -314,12 +313,14 @@ fn from_both(
     Ok(Placement::new(layers.collect::<Result<_, _>>()?))
 }
 
-fn list(counts: &[usize]) -> String {
-    match counts.first() {
-        Some(first) if counts.iter().all(|count| count == first) => first.to_string(),
-        Some(_) => format!("{counts:?}"),
-        None => "no".into(),
-    }
+/// Layers and their experts.
+fn shape(experts: &[usize]) -> String {
+    let each = match experts.first() {
+        Some(first) if experts.iter().all(|count| count == first) => counted(*first, "expert"),
+        Some(_) => format!("{experts:?} experts"),
+        None => "no experts".into(),
+    };
+    format!("{} with {each}", counted(experts.len(), "layer"))
 }
 
 fn rows(map: &Value, field: &str) -> Result<Vec<Row>, Error> {
@@ -354,10 +355,64 @@ fn row(slots: &Value, field: &str) -> Result<Row, Error> {
         },
         None => Err(Error::Format {
             field: format!("{field}[{slot}]"),
-            problem: format!("expected an expert id, or -1 for an empty slot, found {value}"),
+            problem: format!(
+                "expected an expert id, or -1 for an empty slot, found {}",
+                shown(value)
+            ),
         }),
     };
     slots.iter().enumerate().map(expert).collect()
+}
+
+/// A value in a message: itself, if it is short by nature.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(_) => "a string".into(),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+/// The counts follow from the slots. Counts that do not are those of another plan, or somebody has
+/// edited one of the two.
+fn check_counts(document: &Value, placement: &Placement) -> Result<(), Error> {
+    let Some(counts) = document.get("logical_count") else {
+        return Ok(());
+    };
+    let wrong = |field: String, problem: String| Err(Error::Format { field, problem });
+    let layers = placement.layers();
+    let Some(rows) = counts.as_array().filter(|rows| rows.len() == layers.len()) else {
+        return wrong(
+            "logical_count".into(),
+            format!("expected a list of {}", counted(layers.len(), "layer")),
+        );
+    };
+    for (index, (layer, row)) in layers.iter().zip(rows).enumerate() {
+        let field = format!("logical_count[{index}]");
+        let mut held = vec![0_u64; layer.experts()];
+        for slot in layer.raw().iter().filter(|slot| **slot != EMPTY) {
+            held[*slot as usize] += 1;
+        }
+        let Some(row) = row.as_array().filter(|row| row.len() == held.len()) else {
+            return wrong(
+                field,
+                format!("expected a list of {}", counted(held.len(), "number")),
+            );
+        };
+        let differs = (0..held.len()).find(|expert| row[*expert].as_u64() != Some(held[*expert]));
+        if let Some(expert) = differs {
+            return wrong(
+                format!("{field}[{expert}]"),
+                format!(
+                    "expected {}, as physical_to_logical_map has it, found {}",
+                    held[expert],
+                    shown(&row[expert])
+                ),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The rows of vLLM Ascend's nested lists, whose entries may come in any order.
@@ -389,7 +444,7 @@ fn ascend_rows(document: &Value, ranks: usize) -> Result<Vec<Row>, Error> {
         if devices.len() != ranks {
             return Err(Error::Shape {
                 what: format!("{field}.device_list"),
-                expected: format!("{ranks} ranks"),
+                expected: counted(ranks, "rank"),
                 found: devices.len().to_string(),
             });
         }

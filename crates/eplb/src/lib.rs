@@ -93,6 +93,7 @@ mod sharing;
 pub mod synthetic;
 mod transfer;
 mod validate;
+mod wording;
 
 pub use bound::{BoundKind, LowerBound};
 pub use cluster::Cluster;

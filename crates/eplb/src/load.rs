@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::placement::check_experts_limit;
+use crate::wording::{counted, number};
 
 /// The largest load: the last integer up to which an `f64` holds every integer.
 pub const LARGEST_LOAD: f64 = 9_007_199_254_740_992.0;
@@ -75,7 +76,7 @@ impl Loads {
             if layers.len() != first.len() {
                 return Err(Error::Shape {
                     what: format!("window {window}"),
-                    expected: format!("{} layers, as in window 0", first.len()),
+                    expected: format!("{}, as in window 0", counted(first.len(), "layer")),
                     found: format!("{}", layers.len()),
                 });
             }
@@ -83,7 +84,10 @@ impl Loads {
                 if experts.len() != first[layer].len() {
                     return Err(Error::Shape {
                         what: format!("window {window}, layer {layer}"),
-                        expected: format!("{} experts, as in window 0", first[layer].len()),
+                        expected: format!(
+                            "{}, as in window 0",
+                            counted(first[layer].len(), "expert")
+                        ),
                         found: format!("{}", experts.len()),
                     });
                 }
@@ -175,7 +179,7 @@ impl Loads {
             Summary::MeanPlusDeviation { z } => {
                 return Err(Error::Setting {
                     what: "z".into(),
-                    found: format!("{z} is not a number from 0 to 1e6"),
+                    found: format!("{} is not a number from 0 to 1e6", number(z)),
                     remedy: "use 0 for the mean alone".into(),
                 });
             }
@@ -212,7 +216,7 @@ fn check(window: usize, layer: usize, expert: usize, value: f64) -> Result<(), E
             window,
             layer,
             expert,
-            value: value.to_string(),
+            value: number(value),
         });
     }
     if value > LARGEST_LOAD {
@@ -220,7 +224,7 @@ fn check(window: usize, layer: usize, expert: usize, value: f64) -> Result<(), E
             window,
             layer,
             expert,
-            value: value.to_string(),
+            value: number(value),
         });
     }
     Ok(())
@@ -258,7 +262,7 @@ pub fn hash_routed_load(
                 "[{}, top_k] entries with top_k {top_k} (at least 1)",
                 histogram.len()
             ),
-            found: format!("{} entries", tid2eid.len()),
+            found: counted(tid2eid.len(), "entry"),
         });
     }
     let mut counts = vec![0_u128; experts];

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::index::{RetainedExpert, Slot};
+use crate::wording::{counted, shape};
 
 /// What a slot holds that holds nothing: a slot of a dead rank.
 pub(crate) const EMPTY: u32 = u32::MAX;
@@ -220,6 +221,11 @@ impl LayerPlacement {
             .then_some(left)
     }
 
+    /// Experts, slots and ranks, for messages.
+    pub(crate) fn shape(&self) -> String {
+        shape(self.experts(), self.slots(), self.ranks())
+    }
+
     pub(crate) fn same_shape(&self, offsets: &[u32], experts: usize) -> bool {
         *self.offsets == *offsets && self.experts() == experts
     }
@@ -233,7 +239,7 @@ impl LayerPlacement {
         if counts.len() != self.slots() {
             return Err(Error::Shape {
                 what: format!("layer {layer}: counts"),
-                expected: format!("{} entries, one per slot", self.slots()),
+                expected: format!("{}, one per slot", counted(self.slots(), "entry")),
                 found: counts.len().to_string(),
             });
         }
@@ -315,7 +321,7 @@ impl Placement {
         if map.len() != experts.len() {
             return Err(Error::Shape {
                 what: "physical_to_logical_map".into(),
-                expected: format!("{} layers", experts.len()),
+                expected: counted(experts.len(), "layer"),
                 found: map.len().to_string(),
             });
         }

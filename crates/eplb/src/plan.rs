@@ -9,6 +9,7 @@ use crate::moves::difference;
 use crate::placement::Placement;
 use crate::problem::Problem;
 use crate::validate::{Duplicate, Duplicates};
+use crate::wording::counted;
 
 /// What a plan achieves in one layer. Loads are divided by the ranks' speeds, where these differ
 /// from 1.
@@ -204,16 +205,11 @@ impl Plan {
             .filter(|(_, count)| *count > 0)
             .map(|(kind, count)| format!("{kind} in {count}"))
             .collect();
-        let layers = if self.layers.len() == 1 {
-            "layer"
-        } else {
-            "layers"
-        };
         parts.push(format!(
-            "{:.2} % above the lower bound ({} of {} {layers})",
+            "{:.2} % above the lower bound ({} of {})",
             self.gap * 100.0,
             bounds.join(", "),
-            self.layers.len()
+            counted(self.layers.len(), "layer")
         ));
         if let Some(before) = self.balancedness_before {
             parts.push(format!(
@@ -230,7 +226,8 @@ impl Plan {
             .count();
         if hierarchical > 0 {
             parts.push(format!(
-                "expert groups kept on nodes in {hierarchical} {layers}"
+                "expert groups kept on nodes in {}",
+                counted(hierarchical, "layer")
             ));
         }
         let mut why_not: Vec<&str> = problem
@@ -247,8 +244,8 @@ impl Plan {
             } else {
                 "given even replicas"
             };
-            let layers = if zero == 1 { "layer" } else { "layers" };
-            parts.push(format!("{zero} {layers} without load {outcome}"));
+            let layers = counted(zero, "layer");
+            parts.push(format!("{layers} without load {outcome}"));
         }
         if let Scope::Local { rank } = problem.loads.scope() {
             parts.push(format!("loads are those of rank {rank} alone"));

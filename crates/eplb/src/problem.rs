@@ -7,6 +7,7 @@ use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::load::{Loads, Summary};
 use crate::placement::{Placement, check_experts_limit, check_slots_limit, rank_offsets};
+use crate::wording::{counted, shape};
 
 /// How many slots the layers have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +131,7 @@ impl ProblemBuilder {
             if found != count {
                 return Err(Error::Shape {
                     what: what.into(),
-                    expected: format!("{count} entries, one per layer"),
+                    expected: format!("{}, one per layer", counted(count, "entry")),
                     found: found.to_string(),
                 });
             }
@@ -140,9 +141,9 @@ impl ProblemBuilder {
             .as_ref()
             .filter(|current| current.layers().len() != count)
         {
-            return Err(Error::Shape {
-                what: "current placement".into(),
-                expected: format!("{count} layers, as the loads"),
+            return Err(Error::CurrentShape {
+                place: "current placement".into(),
+                expected: format!("{}, as the loads", counted(count, "layer")),
                 found: current.layers().len().to_string(),
             });
         }
@@ -329,19 +330,14 @@ fn check_current(
     if found.same_shape(offsets, experts) {
         return Ok(());
     }
-    Err(Error::Shape {
-        what: format!("layer {layer} of the current placement"),
-        expected: format!(
-            "{experts} experts in {} slots on {} ranks",
-            offsets[offsets.len() - 1],
-            offsets.len() - 1
+    Err(Error::CurrentShape {
+        place: format!("layer {layer} of the current placement"),
+        expected: shape(
+            experts,
+            offsets[offsets.len() - 1] as usize,
+            offsets.len() - 1,
         ),
-        found: format!(
-            "{} experts in {} slots on {} ranks",
-            found.experts(),
-            found.slots(),
-            found.ranks()
-        ),
+        found: found.shape(),
     })
 }
 
@@ -386,8 +382,9 @@ fn layer_problem(
             let own = weights.len() / nodes;
             if let Some(node) = rooms.iter().position(|room| room.slots < own) {
                 not_hierarchical = Some(format!(
-                    "node {node} has {} live slots for the {own} experts of its groups, so experts go to any node",
-                    rooms[node].slots
+                    "node {node} has {} for the {} of its groups, so experts go to any node",
+                    counted(rooms[node].slots, "live slot"),
+                    counted(own, "expert")
                 ));
             } else {
                 let (assignment, node_bound) = assign_groups(&weights, groups, &rooms);

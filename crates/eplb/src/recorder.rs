@@ -6,6 +6,7 @@ use crate::collect::ModelGeometry;
 use crate::error::Error;
 use crate::load::{Loads, Scope};
 use crate::placement::{Placement, check_experts_limit};
+use crate::wording::counted;
 
 /// Counts routes per layer and expert, and keeps the last windows.
 ///
@@ -88,7 +89,7 @@ impl Recorder {
         let Some(counts) = self.open.get_mut(layer) else {
             return Err(Error::Shape {
                 what: "layer".into(),
-                expected: format!("one of {layers} layers"),
+                expected: format!("one of {}", counted(layers, "layer")),
                 found: layer.to_string(),
             });
         };
@@ -99,7 +100,7 @@ impl Recorder {
                     "[{}, top_k] entries with top_k {top_k} (at least 1)",
                     valid.len()
                 ),
-                found: format!("{} entries", routes.len()),
+                found: counted(routes.len(), "entry"),
             });
         }
         let tokens = || {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::placement::{EMPTY, LayerPlacement, Placement};
+use crate::wording::counted;
 
 /// A copy within a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,28 +90,23 @@ impl Schedule {
         if current.layers().len() != next.layers().len() {
             return Err(Error::Shape {
                 what: "next placement".into(),
-                expected: format!("{} layers, as the current one", current.layers().len()),
+                expected: format!(
+                    "{}, as the current one",
+                    counted(current.layers().len(), "layer")
+                ),
                 found: next.layers().len().to_string(),
             });
         }
         let mut layers = Vec::with_capacity(next.layers().len());
         for (layer, (current, next)) in current.layers().iter().zip(next.layers()).enumerate() {
-            let shape = |placement: &LayerPlacement| {
-                format!(
-                    "{} experts in {} slots on {} ranks",
-                    placement.experts(),
-                    placement.slots(),
-                    placement.ranks()
-                )
-            };
-            if shape(current) != shape(next) || next.ranks() != cluster.ranks() {
+            if current.shape() != next.shape() || next.ranks() != cluster.ranks() {
                 return Err(Error::Shape {
                     what: format!(
-                        "layer {layer} of the next placement, on {} ranks",
-                        cluster.ranks()
+                        "layer {layer} of the next placement, on {}",
+                        counted(cluster.ranks(), "rank")
                     ),
-                    expected: shape(current),
-                    found: shape(next),
+                    expected: current.shape(),
+                    found: next.shape(),
                 });
             }
             layers.push(schedule(layer, current, next, cluster, reload)?);

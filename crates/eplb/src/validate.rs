@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::placement::{EMPTY, LayerPlacement, Placement};
 use crate::problem::Problem;
+use crate::wording::{counted, shape};
 use serde::{Deserialize, Serialize};
 
 /// What to do about an expert that is twice on a rank although the rank's slots could be filled
@@ -49,7 +50,7 @@ impl Placement {
         if self.layers().len() != problem.layers() {
             return Err(Error::Shape {
                 what: "placement".into(),
-                expected: format!("{} layers", problem.layers()),
+                expected: counted(problem.layers(), "layer"),
                 found: self.layers().len().to_string(),
             });
         }
@@ -57,10 +58,23 @@ impl Placement {
         for (layer, placement) in self.layers().iter().enumerate() {
             check_shape(problem, layer, placement)?;
             check_maps(layer, placement)?;
+            check_covered(layer, placement)?;
             check_duplicates(problem, layer, placement, duplicates, &mut found)?;
             check_sources(problem, layer, placement)?;
         }
         Ok(found)
+    }
+
+    /// Checks that the two maps are inverse to each other, whatever the problem. A placement that
+    /// is in use may be wrong in other ways: ranks have died, experts are gone with them.
+    ///
+    /// # Errors
+    ///
+    /// When more replicas are listed than there are slots, or a slot and the list of its expert
+    /// disagree.
+    pub fn check_maps(&self) -> Result<(), Error> {
+        let mut layers = self.layers().iter().enumerate();
+        layers.try_for_each(|(layer, placement)| check_maps(layer, placement))
     }
 }
 
@@ -69,18 +83,12 @@ fn check_shape(problem: &Problem, layer: usize, placement: &LayerPlacement) -> R
     if !placement.same_shape(&expected.offsets, expected.weights.len()) {
         return Err(Error::Shape {
             what: format!("layer {layer} of the placement"),
-            expected: format!(
-                "{} experts in {} slots on {} ranks",
+            expected: shape(
                 expected.weights.len(),
-                expected.offsets[expected.offsets.len() - 1],
-                expected.offsets.len() - 1
+                expected.offsets[expected.offsets.len() - 1] as usize,
+                expected.offsets.len() - 1,
             ),
-            found: format!(
-                "{} experts in {} slots on {} ranks",
-                placement.experts(),
-                placement.slots(),
-                placement.ranks()
-            ),
+            found: placement.shape(),
         });
     }
     for (rank, &live) in problem.cluster.live().iter().enumerate() {
@@ -118,11 +126,7 @@ fn check_maps(layer: usize, placement: &LayerPlacement) -> Result<(), Error> {
     }
     let mut listed = vec![EMPTY; slots.len()];
     for expert in 0..placement.experts() {
-        let replicas = placement.replica_slots(expert);
-        if replicas.is_empty() {
-            return Err(Error::Uncovered { layer, expert });
-        }
-        for &slot in replicas {
+        for &slot in placement.replica_slots(expert) {
             let slot = slot as usize;
             let held = slots.get(slot).copied();
             if held != Some(expert as u32) || listed[slot] != EMPTY {
@@ -152,6 +156,15 @@ fn check_maps(layer: usize, placement: &LayerPlacement) -> Result<(), Error> {
         });
     }
     Ok(())
+}
+
+fn check_covered(layer: usize, placement: &LayerPlacement) -> Result<(), Error> {
+    let uncovered =
+        (0..placement.experts()).find(|expert| placement.replica_slots(*expert).is_empty());
+    match uncovered {
+        Some(expert) => Err(Error::Uncovered { layer, expert }),
+        None => Ok(()),
+    }
 }
 
 fn check_duplicates(

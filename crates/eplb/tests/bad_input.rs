@@ -61,7 +61,7 @@ fn windows_of_different_shape() {
     let layers = Loads::from_windows(vec![vec![vec![1.0]], vec![vec![1.0], vec![1.0]]]);
     assert_eq!(
         text(layers),
-        "window 1: expected 1 layers, as in window 0, found 2"
+        "window 1: expected 1 layer, as in window 0, found 2"
     );
     let experts = Loads::from_windows(vec![vec![vec![1.0, 2.0]], vec![vec![1.0]]]);
     assert_eq!(
@@ -85,6 +85,29 @@ fn counts_above_two_to_the_53() {
         loads(&[&[f64::MAX]]),
         Err(Error::LoadTooLarge { .. })
     ));
+}
+
+#[test]
+fn numbers_of_many_digits_are_shown_short() {
+    let messages = [
+        text(loads(&[&[1e300]])),
+        text(loads(&[&[-1e300]])),
+        text(Cluster::new(1, 1).unwrap().with_speeds(vec![1e-320])),
+        text(
+            loads(&[&[1.0]])
+                .unwrap()
+                .summarize(Summary::MeanPlusDeviation { z: 1e308 }),
+        ),
+    ];
+    let expected = [
+        "window 0, layer 0, expert 0: load 1e300 is above 2^53",
+        "window 0, layer 0, expert 0: load -1e300 is not a finite number",
+        "speed of rank 0: 1e-320 is outside 1e-9 to 1e9",
+        "z: 1e308 is not a number from 0 to 1e6",
+    ];
+    for (message, expected) in messages.iter().zip(expected) {
+        assert!(message.starts_with(expected), "{message}");
+    }
 }
 
 #[test]
@@ -160,7 +183,7 @@ fn groups_that_do_not_divide_the_experts() {
     );
     assert_eq!(
         text(builder.groups(4).build()),
-        "layer 0: 10 experts do not divide into 4 groups; use a divisor of 10, or 1"
+        "layer 0: 10 experts cannot be divided into 4 groups; use a divisor of 10, or 1"
     );
 }
 
@@ -207,7 +230,7 @@ fn impossible_clusters() {
     assert!(matches!(Cluster::new(4, 0), Err(Error::Empty { .. })));
     assert_eq!(
         text(Cluster::new(10, 4)),
-        "nodes: 10 ranks do not divide by 4 nodes; use nodes with the same number of ranks, or 1 node"
+        "nodes: 10 ranks cannot be divided among 4 nodes; use nodes with the same number of ranks, or 1 node"
     );
     assert!(matches!(
         Cluster::new(usize::MAX, 1),
@@ -249,7 +272,7 @@ fn lists_per_layer_of_another_length() {
     let message = text(input.expert_bytes_per_layer(vec![1, 2]).build());
     assert_eq!(
         message,
-        "expert bytes: expected 1 entries, one per layer, found 2"
+        "expert bytes: expected 1 entry, one per layer, found 2"
     );
 }
 

@@ -267,7 +267,7 @@ fn a_dead_rank_is_emptied_and_its_experts_stay_present() {
         with_moves(1).plan(&lost),
         Err(Error::Budget {
             needed: 2,
-            unit: "moves",
+            unit: "move",
             budget: 1
         })
     );
@@ -284,7 +284,7 @@ fn a_dead_rank_is_emptied_and_its_experts_stay_present() {
         few_bytes.plan(&with_bytes),
         Err(Error::Budget {
             needed: 14,
-            unit: "bytes",
+            unit: "byte",
             budget: 0
         })
     );

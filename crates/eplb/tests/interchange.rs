@@ -211,13 +211,18 @@ fn a_plan_whose_maps_disagree_is_read_and_then_rejected() {
     let mut json = plan().to_json();
     json["logical_to_physical_map"][0][0] = json!([99]);
     let (_, placement) = read(&json).unwrap();
-    let error = placement
-        .validate(&problem(), Duplicates::Refuse)
-        .unwrap_err();
-    assert!(
-        matches!(error, Error::NotInverse { layer: 0, .. }),
-        "{error}"
-    );
+    for error in [
+        placement.check_maps().unwrap_err(),
+        placement
+            .validate(&problem(), Duplicates::Refuse)
+            .unwrap_err(),
+    ] {
+        assert!(
+            matches!(error, Error::NotInverse { layer: 0, .. }),
+            "{error}"
+        );
+    }
+    assert_eq!(plan().placement.check_maps(), Ok(()));
 }
 
 #[test]
@@ -295,4 +300,41 @@ fn documents_of_no_format_are_errors_that_name_the_field() {
 fn a_plan_for_other_ranks_is_refused() {
     let error = Placement::from_json(&plan().to_json(), &[8, 8], 2, None).unwrap_err();
     assert_eq!(error.to_string(), "ranks of the plan: expected 2, found 4");
+}
+
+#[test]
+fn replica_counts_that_are_not_those_of_the_slots_are_refused() {
+    let plan = plan().to_json();
+    let count = plan["logical_count"][1][7].as_u64().unwrap();
+    let cases = [
+        (json!(count + 1), format!("{}", count + 1)),
+        (json!("2"), "a string".to_owned()),
+    ];
+    for (wrong, found) in cases {
+        let mut plan = plan.clone();
+        plan["logical_count"][1][7] = wrong;
+        assert_eq!(
+            read(&plan).unwrap_err().to_string(),
+            format!(
+                "logical_count[1][7]: expected {count}, as physical_to_logical_map has it, found {found}"
+            )
+        );
+    }
+    for (counts, expected) in [
+        (json!([]), "logical_count: expected a list of 2 layers"),
+        (
+            json!([[1], [1]]),
+            "logical_count[0]: expected a list of 8 numbers",
+        ),
+    ] {
+        let mut plan = plan.clone();
+        plan["logical_count"] = counts;
+        assert_eq!(read(&plan).unwrap_err().to_string(), expected);
+    }
+    let mut ranks = plan;
+    ranks["ranks"] = json!("four");
+    assert_eq!(
+        read(&ranks).unwrap_err().to_string(),
+        "ranks of the plan: expected 4, found a string"
+    );
 }

@@ -9,6 +9,7 @@ use crate::placement::LayerPlacement;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::validate::Duplicates;
+use crate::wording::{counted, number};
 
 /// What moves cost, in the unit of the loads: the gain in the largest rank load that one moved
 /// expert must bring.
@@ -32,7 +33,7 @@ impl MoveCosts {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::Setting {
                     what: format!("{name} cost"),
-                    found: format!("{value} is not a finite number of at least 0"),
+                    found: format!("{} is not a finite number of at least 0", number(value)),
                     remedy: "use 0 for moves that are free".into(),
                 });
             }
@@ -84,7 +85,7 @@ impl Planner for Incremental {
         if !(0.0..=1.0).contains(&self.minimum_gain) {
             return Err(Error::Setting {
                 what: "minimum gain".into(),
-                found: format!("{} is not from 0 to 1", self.minimum_gain),
+                found: format!("{} is not from 0 to 1", number(self.minimum_gain)),
                 remedy: "use 0.01 for 1 %".into(),
             });
         }
@@ -117,12 +118,16 @@ impl Planner for Incremental {
                 self.minimum_gain * 100.0
             ),
             _ => format!(
-                "{changed} of {} layers changed from the current placement",
-                choices.len()
+                "{changed} of {} changed from the current placement",
+                counted(choices.len(), "layer")
             ),
         };
         if forced > 0 {
-            reason += &format!("; {forced} moves keep every expert present");
+            reason += &format!(
+                "; {} {} every expert present",
+                counted(forced, "move"),
+                if forced == 1 { "keeps" } else { "keep" }
+            );
         }
         if stopped {
             reason += "; the budget ended it";
@@ -238,14 +243,14 @@ impl Incremental {
         if let Some(limit) = self.max_moves.filter(|limit| moves > *limit) {
             return Err(Error::Budget {
                 needed: moves as u64,
-                unit: "moves",
+                unit: "move",
                 budget: limit as u64,
             });
         }
         if let Some(limit) = self.max_bytes.filter(|limit| bytes > *limit) {
             return Err(Error::Budget {
                 needed: bytes,
-                unit: "bytes",
+                unit: "byte",
                 budget: limit,
             });
         }

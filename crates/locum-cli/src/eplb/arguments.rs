@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use eplb::{Cluster, DeepSeek, Greedy, Incremental, Planner, Refined, Slots, Summary};
 
+use super::blame::{about, option};
 use crate::error::CliError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -19,6 +20,22 @@ pub(crate) enum PlannerName {
     Incremental,
 }
 
+/// A whole number as it was given. That it is in range is checked here, not by clap, whose message
+/// would not say what to do.
+pub(crate) type Whole = i128;
+
+/// The number in its own type.
+pub(crate) fn whole<T: TryFrom<Whole>>(option: &str, value: Whole) -> Result<T, CliError> {
+    T::try_from(value).map_err(|_| {
+        let problem = if value < 0 {
+            "is below 0; use a whole number of at least 0"
+        } else {
+            "is above every possible number; use a smaller one"
+        };
+        CliError::Usage(format!("{option}: {value} {problem}"))
+    })
+}
+
 #[derive(Args)]
 pub(crate) struct SharedArguments {
     /// Loads: JSON or CSV or safetensors, [layers][experts] or [windows][layers][experts]
@@ -30,94 +47,156 @@ pub(crate) struct SharedArguments {
     pub(crate) tensor: Option<String>,
 
     /// Number of expert-parallel ranks
-    #[arg(long, value_name = "N")]
-    pub(crate) ranks: usize,
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    ranks: Whole,
 
     /// Number of nodes that the ranks are on
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) nodes: usize,
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
+    nodes: Whole,
 
     /// Expert slots of a layer over all ranks: one number, or one for each layer
-    #[arg(long, value_name = "N[,N…]", value_delimiter = ',', required = true)]
-    pub(crate) slots: Vec<usize>,
+    #[arg(
+        long,
+        value_name = "N[,N…]",
+        value_delimiter = ',',
+        required = true,
+        allow_negative_numbers = true
+    )]
+    slots: Vec<Whole>,
 
     /// Allow slots that are not a multiple of the ranks
     #[arg(long)]
     pub(crate) uneven: bool,
 
     /// Expert groups (n_group of the model); kept on nodes where they divide by these
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) groups: usize,
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
+    groups: Whole,
 
     /// How to plan; incremental if there is a budget, else refined
     #[arg(long, value_enum)]
-    pub(crate) planner: Option<PlannerName>,
+    planner: Option<PlannerName>,
 
     /// Most experts that may move, over all layers (incremental)
-    #[arg(long, value_name = "N")]
-    pub(crate) max_moves: Option<usize>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    max_moves: Option<Whole>,
 
     /// Most bytes that may move, over all layers (incremental; needs --expert-bytes)
-    #[arg(long, value_name = "B")]
-    pub(crate) max_bytes: Option<u64>,
+    #[arg(long, value_name = "B", allow_negative_numbers = true)]
+    max_bytes: Option<Whole>,
 
     /// Leave a layer alone unless its largest rank load falls by this part (incremental) [default:
     /// 0.01]
-    #[arg(long, value_name = "PART")]
-    pub(crate) min_gain: Option<f64>,
+    #[arg(long, value_name = "PART", allow_negative_numbers = true)]
+    min_gain: Option<f64>,
 
     /// Bytes of one expert's weights in one layer
-    #[arg(long, value_name = "B", default_value_t = 0)]
-    pub(crate) expert_bytes: u64,
+    #[arg(long, value_name = "B", allow_negative_numbers = true)]
+    expert_bytes: Option<Whole>,
 
     /// Relative speeds of the ranks, one for each
-    #[arg(long, value_name = "S,S…", value_delimiter = ',')]
-    pub(crate) speeds: Vec<f64>,
+    #[arg(
+        long,
+        value_name = "S,S…",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    speeds: Vec<f64>,
 }
 
 impl SharedArguments {
     /// The ranks, of which `dead` are not live.
-    pub(crate) fn cluster(&self, dead: &[usize]) -> Result<Cluster, CliError> {
-        let mut cluster =
-            Cluster::new(self.ranks, self.nodes).map_err(wrong("--ranks, --nodes"))?;
+    pub(crate) fn cluster(&self, dead: &[Whole]) -> Result<Cluster, CliError> {
+        let ranks = whole("--ranks", self.ranks)?;
+        let mut cluster = Cluster::new(ranks, whole("--nodes", self.nodes)?).map_err(option)?;
         if !self.speeds.is_empty() {
             cluster = cluster
                 .with_speeds(self.speeds.clone())
-                .map_err(wrong("--speeds"))?;
+                .map_err(|error| match &error {
+                    eplb::Error::Shape { .. } => option(error),
+                    _ => about("--speeds", error),
+                })?;
         }
         if !dead.is_empty() {
-            let mut live = vec![true; self.ranks];
-            for rank in dead {
-                let Some(entry) = live.get_mut(*rank) else {
-                    return Err(CliError::Usage(format!(
-                        "--dead-ranks: there is no rank {rank}; ranks are 0 to {}",
-                        self.ranks - 1
-                    )));
-                };
-                *entry = false;
+            let mut live = vec![true; ranks];
+            for &rank in dead {
+                let entry = usize::try_from(rank)
+                    .ok()
+                    .and_then(|rank| live.get_mut(rank));
+                match entry {
+                    Some(entry @ true) => *entry = false,
+                    Some(_) => {
+                        return Err(CliError::Usage(format!(
+                            "--dead-ranks: rank {rank} is given twice; give each once"
+                        )));
+                    }
+                    None => {
+                        return Err(CliError::Usage(format!(
+                            "--dead-ranks: there is no rank {rank}; ranks are 0 to {}",
+                            ranks - 1
+                        )));
+                    }
+                }
             }
-            cluster = cluster.with_live(live).map_err(wrong("--dead-ranks"))?;
+            cluster = cluster
+                .with_live(live)
+                .map_err(|error| about("--dead-ranks", error))?;
         }
         Ok(cluster)
     }
 
-    pub(crate) fn slots(&self) -> Slots {
-        match self.slots.as_slice() {
+    pub(crate) fn slots(&self) -> Result<Slots, CliError> {
+        let slots = self.slots.iter().map(|slots| whole("--slots", *slots));
+        let slots = slots.collect::<Result<Vec<usize>, _>>()?;
+        Ok(match slots.as_slice() {
             [slots] => Slots::Same(*slots),
-            slots => Slots::PerLayer(slots.to_vec()),
+            _ => Slots::PerLayer(slots),
+        })
+    }
+
+    pub(crate) fn groups(&self) -> Result<usize, CliError> {
+        match whole("--groups", self.groups)? {
+            0 => Err(CliError::Usage(
+                "--groups: 0 groups; use 1 for a model without expert groups".into(),
+            )),
+            groups => Ok(groups),
         }
     }
 
-    pub(crate) fn planner(&self) -> Result<Box<dyn Planner>, CliError> {
-        let budget = [
+    /// Bytes of an expert, if they are known.
+    pub(crate) fn expert_bytes(&self) -> Result<Option<u64>, CliError> {
+        let given = self.expert_bytes;
+        given
+            .map(|bytes| whole("--expert-bytes", bytes))
+            .transpose()
+    }
+
+    /// The first option that limits moves.
+    pub(crate) fn budget(&self) -> Option<&'static str> {
+        let options = [
             ("--max-moves", self.max_moves.is_some()),
             ("--max-bytes", self.max_bytes.is_some()),
             ("--min-gain", self.min_gain.is_some()),
         ];
-        let given = budget
-            .iter()
-            .find(|(_, given)| *given)
-            .map(|(name, _)| *name);
+        let mut given = options.iter().filter(|(_, given)| *given);
+        given.next().map(|(name, _)| *name)
+    }
+
+    pub(crate) fn planner(&self) -> Result<Box<dyn Planner>, CliError> {
+        let given = self.budget();
+        let max_moves = self.max_moves.map(|moves| whole("--max-moves", moves));
+        let max_moves = max_moves.transpose()?;
+        let max_bytes = self.max_bytes.map(|bytes| whole("--max-bytes", bytes));
+        let max_bytes = max_bytes.transpose()?;
         let name = self.planner.unwrap_or(match given {
             Some(_) => PlannerName::Incremental,
             None => PlannerName::Refined,
@@ -127,7 +206,7 @@ impl SharedArguments {
                 "{option} is for --planner incremental; leave one of them out"
             )));
         }
-        if self.max_bytes.is_some() && self.expert_bytes == 0 {
+        if max_bytes.is_some() && self.expert_bytes()?.unwrap_or(0) == 0 {
             return Err(CliError::Usage(
                 "--max-bytes: give the bytes of one expert with --expert-bytes".into(),
             ));
@@ -139,8 +218,8 @@ impl SharedArguments {
             PlannerName::Incremental => {
                 let default = Incremental::default();
                 Box::new(Incremental {
-                    max_moves: self.max_moves,
-                    max_bytes: self.max_bytes,
+                    max_moves,
+                    max_bytes,
                     minimum_gain: self.min_gain.unwrap_or(default.minimum_gain),
                     ..default
                 })
@@ -152,17 +231,4 @@ impl SharedArguments {
 /// The mean of the windows, or `z` deviations above it.
 pub(crate) fn summary(z: Option<f64>) -> Summary {
     z.map_or(Summary::Mean, |z| Summary::MeanPlusDeviation { z })
-}
-
-/// An error of the library, with the argument or file that it is about, and the option that allows
-/// what it mentions.
-pub(crate) fn wrong(what: &str) -> impl Fn(eplb::Error) -> CliError + '_ {
-    move |error| {
-        let option = match error {
-            eplb::Error::UnevenSlots { .. } => " (--uneven)",
-            eplb::Error::NoSource { .. } => " (--reload)",
-            _ => "",
-        };
-        CliError::Usage(format!("{what}: {error}{option}"))
-    }
 }

@@ -6,6 +6,7 @@ use eplb::Loads;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
+use super::input;
 use crate::error::CliError;
 
 type Windows = Vec<Vec<Vec<f64>>>;
@@ -38,7 +39,7 @@ pub(crate) fn read(path: &Path, tensor: Option<&str>) -> Result<Loads, CliError>
             "--tensor is for .safetensors files; leave it out".into(),
         ));
     }
-    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
+    let bytes = input::bytes(path)?;
     let windows = parse(&bytes, tensor).map_err(wrong)?;
     if windows.iter().all(Vec::is_empty) {
         return Err(wrong(
@@ -60,8 +61,7 @@ fn count(value: u64, place: &str) -> Result<f64, String> {
 }
 
 fn json(bytes: &[u8]) -> Result<Windows, String> {
-    let document: Value =
-        serde_json::from_slice(bytes).map_err(|error| format!("not valid JSON: {error}"))?;
+    let document = input::parse_json(bytes)?;
     let is_plan = document.get("physical_to_logical_map").is_some();
     let (value, name) = match document.get("logical_count") {
         _ if is_plan => {
@@ -131,7 +131,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 fn csv(bytes: &[u8]) -> Result<Windows, String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 text: {error}"))?;
+    let text = input::text(bytes)?;
     let mut windows: Windows = vec![Vec::new()];
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -155,7 +155,8 @@ fn csv(bytes: &[u8]) -> Result<Windows, String> {
                 (Err(_), Ok(load)) => load,
                 (Err(_), Err(_)) => {
                     return Err(format!(
-                        "{place}: expected a number, found {cell:?}; a line is a layer, a column an expert"
+                        "{place}: expected a number, found {:?}; a line is a layer, a column an expert",
+                        shortened(cell)
                     ));
                 }
             });
@@ -170,6 +171,21 @@ fn csv(bytes: &[u8]) -> Result<Windows, String> {
     Ok(windows)
 }
 
+/// What a message shows of a cell: a file of another format may be one long line.
+fn shortened(cell: &str) -> String {
+    const MOST: usize = 40;
+    match cell.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &cell[..end]),
+        None => cell.into(),
+    }
+}
+
+fn first_names(names: &[&str]) -> String {
+    const MOST: usize = 3;
+    let more = if names.len() > MOST { ", …" } else { "" };
+    format!("{}{more}", names[..names.len().min(MOST)].join(", "))
+}
+
 fn safetensors(bytes: &[u8], name: Option<&str>) -> Result<Windows, String> {
     let file = SafeTensors::deserialize(bytes)
         .map_err(|error| format!("not a safetensors file: {error}"))?;
@@ -181,16 +197,18 @@ fn safetensors(bytes: &[u8], name: Option<&str>) -> Result<Windows, String> {
         (None, []) => return Err("there are no tensors".into()),
         (None, several) => {
             return Err(format!(
-                "there are {} tensors ({}{}); choose one with --tensor",
+                "there are {} tensors ({}); choose one with --tensor",
                 several.len(),
-                several[..several.len().min(3)].join(", "),
-                if several.len() > 3 { ", …" } else { "" }
+                first_names(several)
             ));
         }
     };
-    let tensor = file
-        .tensor(name)
-        .map_err(|_| format!("there is no tensor {name}; there are {}", names.join(", ")))?;
+    let tensor = file.tensor(name).map_err(|_| {
+        format!(
+            "there is no tensor {name}; there are {}",
+            first_names(&names)
+        )
+    })?;
     let shape = tensor.shape();
     let (windows, layers, experts) = match *shape {
         [layers, experts] => (1, layers, experts),
@@ -269,6 +287,12 @@ mod tests {
     }
 
     #[test]
+    fn byte_order_marks_are_passed_over() {
+        assert_eq!(csv(b"\xef\xbb\xbf1,2\n").unwrap(), [[[1.0, 2.0]]]);
+        assert_eq!(json(b"\xef\xbb\xbf[[1,2]]").unwrap(), [[[1.0, 2.0]]]);
+    }
+
+    #[test]
     fn wrong_json_names_the_place() {
         let cases: [(&str, &str); 8] = [
             ("[[1, null]]", "loads[0][1]: expected a number, found null"),
@@ -315,5 +339,11 @@ mod tests {
             "{message}"
         );
         assert!(csv(&[0xff]).unwrap_err().starts_with("not UTF-8 text"));
+        let long = csv("x".repeat(1000).as_bytes()).unwrap_err();
+        let shown = format!(
+            "line 1, column 1: expected a number, found \"{}…\"; ",
+            "x".repeat(40)
+        );
+        assert!(long.starts_with(&shown), "{long}");
     }
 }

@@ -1,7 +1,10 @@
 //! `locum eplb`: plan expert replicas from recorded loads, and replay windows.
 
 mod arguments;
+mod blame;
+mod input;
 mod loads;
+mod outputs;
 mod picture;
 mod plan;
 mod simulate;
@@ -11,6 +14,9 @@ use clap::Subcommand;
 use crate::error::CliError;
 
 #[derive(Subcommand)]
+#[command(
+    after_help = "Example:\n  printf '600,560,120,120,20,10,10,10\\n' > loads.csv\n  locum eplb plan --load loads.csv --ranks 8 --slots 16"
+)]
 pub(crate) enum EplbCommand {
     /// Decide which ranks hold which experts, and how often
     Plan(plan::PlanArguments),
@@ -23,6 +29,17 @@ pub(crate) fn run(command: &EplbCommand) -> Result<(), CliError> {
         EplbCommand::Plan(arguments) => plan::run(arguments),
         EplbCommand::Simulate(arguments) => simulate::run(arguments),
     }
+}
+
+/// `1 layer`, `2 layers`.
+fn counted(count: usize, one: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
+}
+
+/// What moves cost, where the bytes of an expert are known.
+fn moved(count: u64, expert_bytes: Option<u64>) -> String {
+    expert_bytes.map_or_else(|| "–".into(), |_| crate::output::bytes(count))
 }
 
 /// Four significant digits, without an exponent while that is readable.

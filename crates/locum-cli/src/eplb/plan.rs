@@ -7,10 +7,11 @@ use clap::{Args, ValueEnum};
 use eplb::{Duplicates, HiddenLayers, Loads, Placement, Plan, Problem, RetainedExpert};
 use serde_json::Value;
 
-use super::arguments::{SharedArguments, summary, wrong};
-use super::{figure, loads, picture, table};
+use super::arguments::{SharedArguments, Whole, summary, whole};
+use super::blame::{Blame, about};
+use super::{counted, figure, input, loads, moved, outputs, picture, table};
 use crate::error::CliError;
-use crate::output::{bytes, write_file};
+use crate::output::write_file;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
@@ -26,7 +27,7 @@ pub(crate) enum OutputFormat {
 
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  locum eplb plan --load loads.json --ranks 32 --nodes 4 --slots 288 --svg ranks.svg\n\nThe plan is printed as a table, or as JSON with --json. Its lower bound is one that no placement of these\nexperts on these slots can beat; the gap says how far above it the plan is."
+    after_help = "Example:\n  locum eplb plan --load loads.json --ranks 32 --slots 288 --svg ranks.svg\n\nPrints a table, or JSON with --json. No placement can beat the lower bound;\nthe gap says how far above it the plan is."
 )]
 pub(crate) struct PlanArguments {
     #[command(flatten)]
@@ -37,12 +38,17 @@ pub(crate) struct PlanArguments {
     current: Option<PathBuf>,
 
     /// Plan for the mean of the windows plus this many deviations
-    #[arg(long, value_name = "Z")]
+    #[arg(long, value_name = "Z", allow_negative_numbers = true)]
     z: Option<f64>,
 
     /// Ranks that are not live; their slots stay empty
-    #[arg(long, value_name = "R,R…", value_delimiter = ',')]
-    dead_ranks: Vec<usize>,
+    #[arg(
+        long,
+        value_name = "R,R…",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    dead_ranks: Vec<Whole>,
 
     /// Let experts that only dead ranks hold be loaded from the checkpoint
     #[arg(long)]
@@ -56,17 +62,18 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Format of the JSON that is printed or written
-    #[arg(long, value_enum, default_value_t = OutputFormat::Plan)]
-    format: OutputFormat,
+    /// Format of the JSON that is printed or written [default: plan]
+    #[arg(long, value_enum)]
+    format: Option<OutputFormat>,
 
-    /// Number of all hidden layers of the model, dense ones included (for --format sglang)
-    #[arg(long, value_name = "N")]
-    hidden_layers: Option<usize>,
+    /// Number of all hidden layers of the model, dense ones included (for files of SGLang)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    hidden_layers: Option<Whole>,
 
-    /// Index of the model's first MoE layer; the others follow it (for --format sglang)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    first_moe_layer: usize,
+    /// Index of the model's first MoE layer; the others follow it (for files of SGLang) [default:
+    /// 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    first_moe_layer: Option<Whole>,
 
     /// Draw the loads of all ranks before and after
     #[arg(long, value_name = "FILE")]
@@ -77,28 +84,41 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let shared = &arguments.shared;
     let planner = shared.planner()?;
     let cluster = shared.cluster(&arguments.dead_ranks)?;
-    check_outputs(arguments)?;
+    let (slots, groups) = (shared.slots()?, shared.groups()?);
+    let expert_bytes = shared.expert_bytes()?;
+    check_used(arguments)?;
+    outputs::check(
+        [
+            ("--out", arguments.out.as_deref()),
+            ("--svg", arguments.svg.as_deref()),
+        ],
+        [
+            ("--load", Some(&shared.load)),
+            ("--current", arguments.current.as_deref()),
+        ],
+    )?;
     let loads = loads::read(&shared.load, shared.tensor.as_deref())?;
     let hidden = hidden_layers(arguments, loads.layers())?;
-    let file = shared.load.display().to_string();
+    let blame = Blame {
+        load: &shared.load,
+        current: arguments.current.as_deref(),
+    };
 
-    let mut builder = Problem::builder(loads.clone(), cluster, shared.slots())
-        .groups(shared.groups)
+    let ranks = cluster.ranks();
+    let mut builder = Problem::builder(loads.clone(), cluster, slots)
+        .groups(groups)
         .uneven(shared.uneven)
         .summary(summary(arguments.z))
-        .expert_bytes(shared.expert_bytes)
+        .expert_bytes(expert_bytes.unwrap_or(0))
         .reload(arguments.reload);
     if let Some(path) = &arguments.current {
-        builder = builder.current(current(path, &loads, shared.ranks, hidden.as_ref())?);
+        builder = builder.current(current(path, arguments, &loads, ranks, hidden.as_ref())?);
     }
-    let problem = builder.build().map_err(wrong(&file))?;
-    if let (Some(path), Some(current)) = (&arguments.current, problem.current()) {
-        check_current(path, current, &problem)?;
-    }
-    let plan = planner.plan(&problem).map_err(wrong(&file))?;
+    let problem = builder.build().map_err(|error| blame.error(error))?;
+    let plan = planner.plan(&problem).map_err(|error| blame.error(error))?;
 
     // All is computed before anything is written.
-    let document = match arguments.format {
+    let document = match arguments.format() {
         OutputFormat::Plan => Ok(plan.to_json()),
         OutputFormat::Sglang => plan.placement.to_sglang(&hidden.unwrap_or(HiddenLayers {
             count: loads.layers(),
@@ -107,7 +127,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         OutputFormat::Vllm => plan.placement.to_vllm(),
         OutputFormat::VllmAscend => plan.placement.to_vllm_ascend(),
     }
-    .map_err(wrong("--format"))?;
+    .map_err(|error| about("--format", error))?;
     if let Some(path) = &arguments.svg {
         let drawing = picture::rank_loads(&plan, &before(&problem, &plan)?);
         write_file(path, drawing.as_bytes())?;
@@ -118,7 +138,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let text = if arguments.json {
         format!("{document}\n")
     } else {
-        report(&plan, &problem)
+        report(&plan, &problem, expert_bytes)
     };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -126,81 +146,95 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Finds out that a file cannot be written before any is.
-fn check_outputs(arguments: &PlanArguments) -> Result<(), CliError> {
-    for path in [&arguments.out, &arguments.svg].into_iter().flatten() {
-        if path.is_dir() {
-            return Err(CliError::file(
-                "write",
-                path,
-                "it is a directory; name a file",
-            ));
-        }
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        tempfile::tempfile_in(parent).map_err(|error| CliError::file("write", path, error))?;
-    }
-    match (&arguments.out, &arguments.svg) {
-        (Some(out), Some(svg)) if out == svg => Err(CliError::Usage(format!(
-            "--out and --svg both name {}; name two files",
-            out.display()
-        ))),
-        _ => Ok(()),
+impl PlanArguments {
+    fn format(&self) -> OutputFormat {
+        self.format.unwrap_or(OutputFormat::Plan)
     }
 }
+
+/// Refuses options that would change nothing.
+fn check_used(arguments: &PlanArguments) -> Result<(), CliError> {
+    let usage = |message: &str| Err(CliError::Usage(message.into()));
+    if arguments.current.is_none() {
+        if let Some(option) = arguments.shared.budget() {
+            return usage(&format!(
+                "{option}: moves are counted from the placement in use; give it with --current"
+            ));
+        }
+        if arguments.reload {
+            return usage(
+                "--reload: experts are lost from the placement in use; give it with --current",
+            );
+        }
+        if arguments.hidden_layers.is_some() && arguments.format() != OutputFormat::Sglang {
+            return usage(UNUSED_HIDDEN_LAYERS);
+        }
+    }
+    if arguments.first_moe_layer.is_some() && arguments.hidden_layers.is_none() {
+        return usage("--first-moe-layer: give the number of all layers with --hidden-layers");
+    }
+    if arguments.format.is_some() && !arguments.json && arguments.out.is_none() {
+        return usage("--format: the table has no other format; add --json or --out FILE");
+    }
+    Ok(())
+}
+
+const UNUSED_HIDDEN_LAYERS: &str = "--hidden-layers is for --format sglang, and for a --current file of SGLang that has a row for each of these layers; leave it out";
 
 fn hidden_layers(
     arguments: &PlanArguments,
     layers: usize,
 ) -> Result<Option<HiddenLayers>, CliError> {
+    const MOST: usize = 1 << 16;
     let Some(count) = arguments.hidden_layers else {
-        if arguments.first_moe_layer > 0 {
-            return Err(CliError::Usage(
-                "--first-moe-layer: give the number of all layers with --hidden-layers".into(),
-            ));
-        }
         return Ok(None);
     };
-    let first = arguments.first_moe_layer;
+    let count: usize = whole("--hidden-layers", count)?;
+    let first: usize = whole("--first-moe-layer", arguments.first_moe_layer.unwrap_or(0))?;
+    if count > MOST {
+        return Err(CliError::Usage(format!(
+            "--hidden-layers: {count} is above the limit of {MOST}"
+        )));
+    }
     match first.checked_add(layers) {
-        Some(end) if end <= count && count <= 1 << 16 => Ok(Some(HiddenLayers {
+        Some(end) if end <= count => Ok(Some(HiddenLayers {
             count,
             moe: (first..end).collect(),
         })),
         _ => Err(CliError::Usage(format!(
-            "--hidden-layers: {layers} MoE layers from layer {first} on do not fit {count} hidden layers"
+            "--hidden-layers: {} cannot hold {} from layer {first} on; layers count from 0",
+            counted(count, "hidden layer"),
+            counted(layers, "MoE layer")
         ))),
     }
 }
 
+/// Reads the placement in use. Ranks may have died since, and experts may be twice on a rank; but
+/// its maps must agree.
 fn current(
     path: &Path,
+    arguments: &PlanArguments,
     loads: &Loads,
     ranks: usize,
     hidden: Option<&HiddenLayers>,
 ) -> Result<Placement, CliError> {
-    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
-    let document: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| CliError::Usage(format!("{}: not valid JSON: {error}", path.display())))?;
+    let wrong = |error| about(&path.display().to_string(), error);
+    let document = input::json(path)?;
     let experts: Vec<usize> = (0..loads.layers())
         .filter_map(|layer| loads.experts(layer))
         .collect();
-    let (_, placement) = Placement::from_json(&document, &experts, ranks, hidden)
-        .map_err(wrong(&path.display().to_string()))?;
-    Ok(placement)
-}
-
-/// A current placement may have ranks that died since, and experts that are twice on a rank; its
-/// two maps must agree.
-fn check_current(path: &Path, current: &Placement, problem: &Problem) -> Result<(), CliError> {
-    match current.validate(problem, Duplicates::Report) {
-        Err(error @ (eplb::Error::NotInverse { .. } | eplb::Error::TooManyReplicas { .. })) => {
-            Err(CliError::Usage(format!("{}: {error}", path.display())))
-        }
-        _ => Ok(()),
+    let (_, placement) = Placement::from_json(&document, &experts, ranks, hidden).map_err(wrong)?;
+    placement.check_maps().map_err(wrong)?;
+    let rows = document
+        .get("physical_to_logical_map")
+        .and_then(Value::as_array)
+        .map(Vec::len);
+    let used = arguments.format() == OutputFormat::Sglang
+        || hidden.is_none_or(|hidden| rows == Some(hidden.count));
+    if !used {
+        return Err(CliError::Usage(UNUSED_HIDDEN_LAYERS.into()));
     }
+    Ok(placement)
 }
 
 /// What the picture compares with: the current placement, or, without one that has all experts,
@@ -218,7 +252,7 @@ fn before(problem: &Problem, plan: &Plan) -> Result<picture::Before, CliError> {
     }
     let placement = in_order(problem, &plan.placement)?;
     let start = Plan::new("in order", problem, placement, Duplicates::Report, "")
-        .map_err(wrong("experts in order"))?;
+        .map_err(|error| about("experts in order", error))?;
     let loads = start.layers.into_iter().map(|layer| layer.rank_loads);
     Ok(picture::Before {
         name: "experts in order",
@@ -244,17 +278,17 @@ pub(crate) fn in_order(problem: &Problem, like: &Placement) -> Result<Placement,
         experts.push(layer.experts());
     }
     Placement::from_physical_to_logical(&maps, &experts, problem.cluster().ranks())
-        .map_err(wrong("experts in order"))
+        .map_err(|error| about("experts in order", error))
 }
 
-fn report(plan: &Plan, problem: &Problem) -> String {
-    let moved = problem.current().is_some();
+fn report(plan: &Plan, problem: &Problem, expert_bytes: Option<u64>) -> String {
+    let has_current = problem.current().is_some();
     let mut header = vec!["layer", "experts", "slots", "replicas", "mean load"];
-    if moved {
+    if has_current {
         header.push("before");
     }
     header.extend(["maximum", "bound", "gap %", "balance"]);
-    if moved {
+    if has_current {
         header.push("moves");
     }
     let rows: Vec<Vec<String>> = plan
@@ -277,7 +311,7 @@ fn report(plan: &Plan, problem: &Problem) -> String {
                 },
                 figure(layer.mean),
             ];
-            if moved {
+            if has_current {
                 row.push(layer.maximum_before.map_or_else(|| "–".into(), figure));
             }
             row.extend([
@@ -286,7 +320,7 @@ fn report(plan: &Plan, problem: &Problem) -> String {
                 format!("{:.3}", layer.gap * 100.0),
                 format!("{:.4}", layer.balancedness),
             ]);
-            if moved {
+            if has_current {
                 row.push(layer.moves.to_string());
             }
             row
@@ -311,11 +345,19 @@ fn report(plan: &Plan, problem: &Problem) -> String {
     }
     totals.push(("lower bound", figure(plan.lower_bound)));
     totals.push(("gap", format!("{:.3} %", plan.gap * 100.0)));
-    if moved {
+    if has_current {
         totals.push(("moves", plan.moves.to_string()));
-        totals.push(("bytes", bytes(plan.bytes)));
+        totals.push(("bytes", moved(plan.bytes, expert_bytes)));
         let peak = plan.peak_extra_bytes.iter().copied().max().unwrap_or(0);
-        totals.push(("peak extra", format!("{} on a rank", bytes(peak))));
+        let on_a_rank = if expert_bytes.is_some() {
+            " on a rank"
+        } else {
+            ""
+        };
+        totals.push((
+            "peak extra",
+            format!("{}{on_a_rank}", moved(peak, expert_bytes)),
+        ));
     }
     totals.push(("reason", plan.reason.clone()));
     text.push('\n');
