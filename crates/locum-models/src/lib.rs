@@ -11,6 +11,7 @@ mod decoder;
 mod error;
 mod files;
 mod generate;
+mod hyper_connected;
 mod language_model;
 mod memory;
 mod model;
@@ -23,6 +24,10 @@ pub use decoder::{DecoderConfig, DecoderLayer, DecoderLm, SubstitutedDecoderLm};
 pub use error::ModelError;
 pub use files::ModelFiles;
 pub use generate::{Finish, GenerateOptions, Generated, Generator, Sampler, Sampling};
+pub use hyper_connected::{
+    CachedElements, HyperConnectedConfig, HyperConnectedLayer, HyperConnectedLm,
+    SubstitutedHyperConnectedLm,
+};
 pub use language_model::{CausalLm, Limits, Logits};
 pub use memory::{LayerMemory, MemoryPlan};
 pub use model::{LoadOptions, Model};
