@@ -60,6 +60,11 @@ pub const PARITY: &[Parity] = &[
         ],
         tolerance: 2e-4,
     },
+    Parity {
+        model_type: "deepseek_v4",
+        fixtures: &["deepseek_v4/base", "deepseek_v4/approx"],
+        tolerance: 2e-4,
+    },
 ];
 
 /// One fixture.

@@ -74,7 +74,8 @@ fn batch_of_sequences_of_different_lengths_gives_what_they_give_one_by_one() {
     for Case { name, .. } in cases() {
         let model = load(&fixture(name), DType::F32);
         let rows = Reference::open(&fixture(name)).rows("input_ids");
-        let batch = [&rows[0][..11], &rows[1][..], &rows[0][5..6]].map(<[i64]>::to_vec);
+        let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+        let batch = [&first[..11], &last[..], &first[5..6]].map(<[i64]>::to_vec);
         let apart: Vec<f32> = batch
             .iter()
             .flat_map(|ids| full_logits(&model, std::slice::from_ref(ids)))
@@ -94,13 +95,18 @@ fn weights_stored_as_bf16_give_what_the_rounded_weights_give_as_f32() {
         let ids = Reference::open(&fixture(name)).rows("input_ids");
         let mut stored = EditedModel::of_fixture(name);
         // Checkpoints keep the correction of the choice as f32 beside bf16 weights.
-        let weights = |name: &str| !name.ends_with("e_score_correction_bias");
-        for (_, tensor) in stored.tensors.iter_mut().filter(|(name, _)| weights(name)) {
-            *tensor = tensor.to_bf16();
+        let corrections = ["e_score_correction_bias", "gate.bias"];
+        for (name, tensor) in &mut stored.tensors {
+            let weights = !corrections.iter().any(|end| name.ends_with(end));
+            if weights && tensor.dtype == Dtype::F32 {
+                *tensor = tensor.to_bf16();
+            }
         }
         let mut widened = stored.clone();
-        for (_, tensor) in widened.tensors.iter_mut().filter(|(name, _)| weights(name)) {
-            *tensor = tensor.widened();
+        for tensor in widened.tensors.values_mut() {
+            if tensor.dtype == Dtype::BF16 {
+                *tensor = tensor.widened();
+            }
         }
         stored.config["torch_dtype"] = json!("bfloat16");
         let found = full_logits(&stored.load(&LoadOptions::default()), &ids);
@@ -130,12 +136,20 @@ fn activations_in_bf16_stay_near_whatever_the_weights_are_stored_as() {
             off.sort_by(f32::total_cmp);
             assert_eq!(off.len(), shape[1] * shape[2], "{name}");
             let median = off[off.len() / 2];
-            assert!(median < 0.05, "{name}: half are off by {median} or more");
+            // DeepSeek-V4 rounds its streams twice a layer, and chooses blocks beside experts.
+            let bound = if name.starts_with("deepseek_v4/") {
+                0.1
+            } else {
+                0.05
+            };
+            assert!(median < bound, "{name}: half are off by {median} or more");
         };
         let mut model = EditedModel::of_fixture(name);
         near(&model.load(&options));
         for tensor in model.tensors.values_mut() {
-            *tensor = tensor.to_bf16();
+            if tensor.dtype == Dtype::F32 {
+                *tensor = tensor.to_bf16();
+            }
         }
         near(&model.load(&options));
     }

@@ -201,6 +201,8 @@ fn dtype(dtype: safetensors::Dtype) -> Dtype {
         safetensors::Dtype::F32 => Dtype::F32,
         safetensors::Dtype::F16 => Dtype::F16,
         safetensors::Dtype::BF16 => Dtype::Bf16,
+        safetensors::Dtype::I64 => Dtype::I64,
+        safetensors::Dtype::I32 => Dtype::I32,
         other => Dtype::Other(other.to_string().into()),
     }
 }

@@ -33,7 +33,7 @@ fn tensors_of_one_file_come_with_type_shape_and_values() -> TestResult {
             TensorInfo::new("down", Dtype::F32, [2, 1]),
             TensorInfo::new("gate", Dtype::Bf16, [2]),
             TensorInfo::new("up", Dtype::F16, [1, 1]),
-            TensorInfo::new("position", Dtype::Other("I64".into()), []),
+            TensorInfo::new("position", Dtype::I64, []),
         ]
     );
     let tensors: Vec<NamedTensor> = checkpoint.tensors().collect::<Result<_, _>>()?;

@@ -1,5 +1,6 @@
 //! Typed reading of a `config.json`: every error names its field.
 
+mod compressed;
 mod layers;
 mod log;
 mod rotary;
@@ -11,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
+pub(crate) use compressed::{RotaryPair, Sight};
 pub use log::FieldLog;
 pub(crate) use log::logged;
 

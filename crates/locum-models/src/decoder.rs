@@ -136,6 +136,7 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
             cache_bytes_per_token: self.config.layers
                 * self.config.cached_elements
                 * self.activations.size(),
+            cache_bytes_per_sequence: 0,
         }
     }
 

@@ -14,6 +14,8 @@ pub struct Limits {
     pub layers: usize,
     /// Bytes that the cache takes per token.
     pub cache_bytes_per_token: usize,
+    /// Bytes that the cache takes beside that, at most, however short the sequence.
+    pub cache_bytes_per_sequence: usize,
 }
 
 /// Which positions' logits are wanted.

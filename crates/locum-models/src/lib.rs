@@ -12,6 +12,7 @@ mod decoder;
 mod error;
 mod files;
 mod generate;
+mod hyper_connected;
 mod language_model;
 mod memory;
 mod model;
@@ -26,6 +27,10 @@ pub use files::ModelFiles;
 pub use generate::{
     Cancellation, Chat, ChatTemplate, Finish, GenerateOptions, Generated, Generator, Message,
     Prompt, RepetitionPenalty, Request, Sampler, Sampling,
+};
+pub use hyper_connected::{
+    CachedElements, HyperConnectedConfig, HyperConnectedLayer, HyperConnectedLm,
+    SubstitutedHyperConnectedLm,
 };
 pub use language_model::{CausalLm, Limits, Logits};
 pub use memory::{LayerMemory, MemoryPlan};

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use locum_substitution::name::{ExpertsName, canonical};
 use locum_substitution::{MoeLayerInfo, Route, RouteTable, SubstitutionSpec, TensorInfo};
 
+use crate::Limits;
+
 /// One MoE layer: its experts and its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerMemory {
@@ -31,6 +33,8 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// Bytes of the key-value cache, per token of one sequence.
     pub cache_per_token: u64,
+    /// Bytes of the cache beside that, at most, per sequence.
+    pub cache_per_sequence: u64,
     /// The MoE layers, in order.
     pub layers: Vec<LayerMemory>,
 }
@@ -48,17 +52,17 @@ impl MemoryPlan {
         self.layers.iter().map(|layer| layer.saved_bytes).sum()
     }
 
-    /// Bytes of weights and of the cache of `tokens` tokens.
+    /// Bytes of weights and of the cache of one sequence of `tokens` tokens.
     #[must_use]
     pub fn total(&self, tokens: usize) -> u64 {
-        self.weights + self.cache_per_token * tokens as u64
+        self.weights + self.cache_per_sequence + self.cache_per_token * tokens as u64
     }
 
     pub(crate) fn new<'a>(
         tensors: impl Iterator<Item = &'a TensorInfo>,
         layers: &[(MoeLayerInfo, RouteTable)],
         spec: &SubstitutionSpec,
-        cache_per_token: usize,
+        limits: &Limits,
     ) -> Self {
         let by_prefix: BTreeMap<String, usize> = layers
             .iter()
@@ -113,7 +117,8 @@ impl MemoryPlan {
                     .iter()
                     .map(|layer| layer.retained_bytes + layer.constant_bytes)
                     .sum::<u64>(),
-            cache_per_token: cache_per_token as u64,
+            cache_per_token: limits.cache_bytes_per_token as u64,
+            cache_per_sequence: limits.cache_bytes_per_sequence as u64,
             layers,
         }
     }

@@ -91,12 +91,7 @@ impl Model {
             .check_weights(&mut checkpoint.infos().cloned())
             .map_err(|error| ModelError::from(error).in_file(checkpoint.path()))?;
         let limits = built.model.language_model().limits();
-        let memory = MemoryPlan::new(
-            checkpoint.infos(),
-            &built.moe_layers,
-            &spec,
-            limits.cache_bytes_per_token,
-        );
+        let memory = MemoryPlan::new(checkpoint.infos(), &built.moe_layers, &spec, &limits);
         Ok(Self {
             model: built.model,
             moe_layers: built.moe_layers,

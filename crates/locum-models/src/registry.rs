@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::ModelError;
 use crate::architectures::deepseek_v2::DeepseekV2Config;
 use crate::architectures::deepseek_v3::DeepseekV3Config;
+use crate::architectures::deepseek_v4::DeepseekV4Config;
 use crate::architectures::minimax_m2::MiniMaxM2Config;
 use crate::architectures::mixtral::MixtralConfig;
 use crate::architectures::olmoe::OlmoeConfig;
@@ -41,10 +42,53 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::of::<MiniMaxM2Config>(),
     Architecture::of::<DeepseekV2Config>(),
     Architecture::of::<DeepseekV3Config>(),
+    Architecture::of::<DeepseekV4Config>(),
 ];
 
-/// The configuration of an architecture: what a file in [`architectures`](crate::architectures)
-/// says of it.
+/// What the registry must know of an architecture, whatever its model type.
+pub(crate) trait Family: Sized {
+    /// Its `model_type`.
+    const MODEL_TYPE: &'static str;
+    /// Its name in `architectures`.
+    const CLASS: &'static str;
+
+    /// Reads a `config.json`.
+    fn read(config: &Value) -> Result<Self, ModelError>;
+
+    /// The wrapped model, without weights.
+    fn substituted(
+        &self,
+        spec: &SubstitutionSpec,
+        activations: DType,
+        device: &Device,
+    ) -> Result<Built, ModelError>;
+}
+
+impl<C: ArchitectureConfig> Family for C {
+    const MODEL_TYPE: &'static str = C::MODEL_TYPE;
+    const CLASS: &'static str = C::CLASS;
+
+    fn read(config: &Value) -> Result<Self, ModelError> {
+        Self::from_json(config)
+    }
+
+    fn substituted(
+        &self,
+        spec: &SubstitutionSpec,
+        activations: DType,
+        device: &Device,
+    ) -> Result<Built, ModelError> {
+        let model = SubstitutedDecoderLm::try_new(self.build(activations, device), spec)?;
+        let moe_layers = model.core().moe_layers();
+        Ok(Built {
+            moe_layers: moe_layers.map(|(i, t)| (i.clone(), t.clone())).collect(),
+            model: Box::new(model),
+        })
+    }
+}
+
+/// The configuration of an architecture whose model is a [`DecoderLm`]: what a file in
+/// [`architectures`](crate::architectures) says of it.
 pub trait ArchitectureConfig: Sized {
     /// Its `model_type`.
     const MODEL_TYPE: &'static str;
@@ -82,28 +126,15 @@ pub trait ArchitectureConfig: Sized {
     }
 }
 
-/// Wraps a model.
-fn substitute<L: DecoderLayer + 'static>(
-    model: DecoderLm<L>,
-    spec: &SubstitutionSpec,
-) -> Result<Built, ModelError> {
-    let model = SubstitutedDecoderLm::try_new(model, spec)?;
-    let moe_layers = model.core().moe_layers();
-    Ok(Built {
-        moe_layers: moe_layers.map(|(i, t)| (i.clone(), t.clone())).collect(),
-        model: Box::new(model),
-    })
-}
-
 impl Architecture {
-    const fn of<C: ArchitectureConfig>() -> Self {
+    const fn of<F: Family>() -> Self {
         Self {
-            model_type: C::MODEL_TYPE,
-            class: C::CLASS,
+            model_type: F::MODEL_TYPE,
+            class: F::CLASS,
             build: |config, spec, activations, device| {
-                substitute(C::from_json(config)?.build(activations, device), spec)
+                F::read(config)?.substituted(spec, activations, device)
             },
-            read: |config| C::from_json(config).map(drop),
+            read: |config| F::read(config).map(drop),
         }
     }
 

@@ -39,11 +39,37 @@ impl KvCache {
     }
 }
 
-/// Keys and values of one layer, or whatever two tensors its attention keeps.
+/// Keys and values of one layer, or whatever its attention keeps.
 #[derive(Clone, Debug, Default)]
 pub struct LayerCache {
     keys: Growing,
     values: Growing,
+    /// The last tokens of attention within a window, `[tokens, size]`.
+    window: Option<Tensor<2>>,
+    /// What is beyond the window.
+    pub(crate) blocks: BlockCache,
+    /// By what blocks are chosen.
+    pub(crate) index: BlockCache,
+}
+
+/// Tokens that are kept as one entry per block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockCache {
+    /// An entry per whole block, `[1, blocks, size]`.
+    pub(crate) entries: Growing,
+    /// Values and gates of the tokens of the block that is not whole yet, `[tokens, width]` each.
+    pub(crate) pending: Option<[Tensor<2>; 2]>,
+    /// Values and gates by which the last whole block takes part in the next one's entry,
+    /// `[block, size]` each.
+    pub(crate) last: Option<[Tensor<2>; 2]>,
+}
+
+impl BlockCache {
+    /// Tokens so far, in blocks of `block`.
+    pub(crate) fn tokens(&self, block: usize) -> usize {
+        let pending = self.pending.as_ref().map_or(0, |[v, _]| v.dims()[0]);
+        self.entries.used * block + pending
+    }
 }
 
 impl LayerCache {
@@ -56,17 +82,46 @@ impl LayerCache {
     pub fn append(&mut self, keys: Tensor<3>, values: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         (self.keys.append(keys), self.values.append(values))
     }
+
+    /// Appends tokens, gives them after those that the first of them sees within a window of
+    /// `window`, and keeps those that the next one will see.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, size]` to the same with up to `window − 1` tokens more.
+    pub(crate) fn slide(&mut self, tokens: Tensor<2>, window: usize) -> Tensor<2> {
+        let all = match self.window.take() {
+            Some(before) => Tensor::cat(vec![before, tokens], 0),
+            None => tokens,
+        };
+        let seen = all.dims()[0];
+        let kept = seen.min(window.saturating_sub(1));
+        self.window = (kept > 0).then(|| all.clone().slice_dim(0, seen - kept..seen));
+        all
+    }
 }
 
 /// A tensor that grows along dimension 1, with room to spare so that a token is not a copy of all.
 #[derive(Clone, Debug, Default)]
-struct Growing {
+pub(crate) struct Growing {
     buffer: Option<Tensor<3>>,
     used: usize,
 }
 
 impl Growing {
-    fn append(&mut self, more: Tensor<3>) -> Tensor<3> {
+    /// Elements along dimension 1 so far.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// All so far.
+    pub(crate) fn all(&self) -> Option<Tensor<3>> {
+        let buffer = self.buffer.clone()?;
+        Some(buffer.slice_dim(1, 0..self.used))
+    }
+
+    /// Appends, and gives all so far.
+    pub(crate) fn append(&mut self, more: Tensor<3>) -> Tensor<3> {
         let [heads, tokens, size] = more.dims();
         let used = self.used + tokens;
         let buffer = match self.buffer.take() {

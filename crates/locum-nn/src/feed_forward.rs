@@ -6,7 +6,7 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 use locum_substitution::{ModulePath, MoeLayerVisitor, MoeLayers};
 
-use crate::{GatedMlp, SparseMoe};
+use crate::{GatedMlp, Mlp, SparseMoe};
 
 /// A dense feed-forward, or a mixture of experts in its place.
 ///

@@ -14,6 +14,7 @@ mod cache;
 mod embedding;
 mod experts;
 mod feed_forward;
+mod hyper_connection;
 mod linear;
 mod load;
 mod mlp;
@@ -26,16 +27,18 @@ mod step;
 mod yarn;
 
 pub use attention::{
-    AttentionOptions, AttentionShape, GroupedQueryAttention, HeadNorm, LatentAttention,
+    AttentionOptions, AttentionShape, CompressedAttention, CompressedOptions, Compression,
+    Compressor, GroupedQueryAttention, HeadNorm, IndexOptions, Indexer, LatentAttention,
     LatentOptions, LatentShape, SelfAttention, attend,
 };
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
 pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
 pub use feed_forward::FeedForward;
+pub use hyper_connection::{HyperConnection, HyperOptions, HyperParameters, StreamMixing};
 pub use linear::Linear;
 pub use load::{check_parameters, load_parameters, none_missing};
-pub use mlp::GatedMlp;
+pub use mlp::{ClampedMlp, GatedMlp, Mlp};
 pub use moe::SparseMoe;
 pub use norm::RmsNorm;
 pub use rotary::{RotaryConfig, RotaryEmbedding, RotaryOrder};

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::{self, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor};
 use locum_substitution::name::{ExpertsName, canonical};
 use locum_substitution::{
     Listing, Loaded, ModulePath, MoeLayer, MoeLayers, NamedTensor, SkipRule, SubstitutionError,
     TensorInfo, WeightStream,
 };
 
-use crate::parameter::{check_shape, value};
+use crate::parameter::{check_dimensions, check_shape, id_dtype, ids, value};
 
 /// Loads a module whose parameter paths are tensor names.
 ///
@@ -241,6 +241,8 @@ struct Places {
 struct Parameter {
     path: String,
     shape: Vec<usize>,
+    /// Whether it holds ids, and not weights.
+    ids: bool,
     loaded: bool,
 }
 
@@ -303,7 +305,12 @@ impl Places {
         }
         match self.parameters.get(&*name) {
             Some(parameter) => {
-                check_shape(info, &parameter.shape)?;
+                if parameter.ids {
+                    id_dtype(info)?;
+                    check_dimensions(info, &parameter.shape)?;
+                } else {
+                    check_shape(info, &parameter.shape)?;
+                }
                 Ok(Place::Parameter(name.into_owned()))
             }
             None => Ok(Place::Nowhere),
@@ -335,6 +342,20 @@ struct Survey {
     parameters: HashMap<String, Parameter>,
 }
 
+impl Survey {
+    fn add(&mut self, shape: Vec<usize>, loaded: bool, ids: bool) {
+        let path = self.path.joined();
+        let parameter = Parameter {
+            shape,
+            loaded,
+            ids,
+            path: path.clone(),
+        };
+        self.parameters
+            .insert(canonical(&path).into_owned(), parameter);
+    }
+}
+
 impl ModuleVisitor for Survey {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.enter(name);
@@ -345,14 +366,11 @@ impl ModuleVisitor for Survey {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.joined();
-        let parameter = Parameter {
-            shape: param.lazy_shape().to_vec(),
-            loaded: param.is_initialized(),
-            path: path.clone(),
-        };
-        self.parameters
-            .insert(canonical(&path).into_owned(), parameter);
+        self.add(param.lazy_shape().to_vec(), param.is_initialized(), false);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(param.lazy_shape().to_vec(), param.is_initialized(), true);
     }
 }
 
@@ -364,16 +382,13 @@ struct Assignment<'a> {
     result: Result<(), SubstitutionError>,
 }
 
-impl ModuleMapper for Assignment<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl Assignment<'_> {
+    /// The parameter at the current path with the value of its tensor, where there is one.
+    fn assign<T: module::Parameter>(
+        &mut self,
+        param: Param<T>,
+        value: impl FnOnce(NamedTensor, &Device) -> Result<T, SubstitutionError>,
+    ) -> Param<T> {
         let path = self.path.joined();
         let Some(tensor) = self.parameters.remove(&*canonical(&path)) else {
             return param;
@@ -390,5 +405,23 @@ impl ModuleMapper for Assignment<'_> {
                 param
             }
         }
+    }
+}
+
+impl ModuleMapper for Assignment<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.assign(param, value)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.assign(param, ids)
     }
 }

@@ -2,21 +2,21 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use eplb::{Geometry, LogicalExpert, MoeBlock};
 use locum_macros::MoeLayers;
 
 use crate::experts::{ExpertsConfig, RoutedExperts};
 use crate::parameter::unloaded;
-use crate::{GatedMlp, Linear, Router, RoutingRule};
+use crate::{ClampedMlp, GatedMlp, Linear, Mlp, Router, Routes, RoutingRule};
 
 /// Routed experts, and in some families experts that every token goes to.
 ///
 /// Families name the shared ones differently, and so do the fields here: a field that a family does
-/// not have is `None`, and has no parameters.
+/// not have is `None`, and has no parameters. `S` is what DeepSeek's shared experts are.
 #[derive(Module, Debug, MoeLayers)]
 #[substitution(crate = locum_substitution)]
-pub struct SparseMoe {
+pub struct SparseMoe<S: Mlp = GatedMlp> {
     /// The router.
     pub gate: Router,
     /// The routed experts.
@@ -27,7 +27,7 @@ pub struct SparseMoe {
     /// The gate of [`shared_expert`](Self::shared_expert), `[1, hidden]`.
     pub shared_expert_gate: Option<Linear>,
     /// DeepSeek's shared experts, as one feed-forward.
-    pub shared_experts: Option<GatedMlp>,
+    pub shared_experts: Option<S>,
     /// A correction of the choice that the checkpoint keeps beside the router, `[experts]`.
     pub e_score_correction_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
@@ -37,7 +37,7 @@ pub struct SparseMoe {
     shared: usize,
 }
 
-impl SparseMoe {
+impl<S: Mlp> SparseMoe<S> {
     /// Routed experts alone, to be loaded.
     #[must_use]
     pub fn new(experts: ExpertsConfig, rule: RoutingRule, device: &Device) -> Self {
@@ -53,6 +53,84 @@ impl SparseMoe {
         }
     }
 
+    /// The same with a correction of the choice within the router (DeepSeek-V3).
+    #[must_use]
+    pub fn with_router_correction(self, device: &Device) -> Self {
+        Self {
+            gate: self.gate.with_correction_bias(device),
+            ..self
+        }
+    }
+
+    /// The same with a correction of the choice within the router, at `gate.bias` (DeepSeek-V4).
+    #[must_use]
+    pub fn with_router_bias(self, device: &Device) -> Self {
+        Self {
+            gate: self.gate.with_bias(device),
+            ..self
+        }
+    }
+
+    /// The same with experts that are chosen by token (DeepSeek-V4's first layers).
+    #[must_use]
+    pub fn with_experts_by_token(self, vocabulary: usize, device: &Device) -> Self {
+        Self {
+            gate: self
+                .gate
+                .with_experts_by_token(vocabulary, self.rule.top_k, device),
+            ..self
+        }
+    }
+
+    /// The same with a correction of the choice beside the router (MiniMax-M2).
+    #[must_use]
+    pub fn with_correction(self, experts: usize, device: &Device) -> Self {
+        Self {
+            e_score_correction_bias: Some(unloaded([experts], device)),
+            ..self
+        }
+    }
+
+    /// Computes some tokens.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let routes = match &self.e_score_correction_bias {
+            Some(bias) => self
+                .gate
+                .forward_with_bias(x.clone(), &self.rule, Some(bias)),
+            None => self.gate.forward(x.clone(), &self.rule),
+        };
+        self.forward_routes(x, &routes)
+    }
+
+    /// Computes some tokens whose experts may be chosen by which tokens they are.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same; `ids` `[tokens]`.
+    #[must_use]
+    pub fn forward_tokens(&self, x: Tensor<2>, ids: &Tensor<1, Int>) -> Tensor<2> {
+        let routes = self.gate.forward_tokens(x.clone(), ids, &self.rule);
+        self.forward_routes(x, &routes)
+    }
+
+    fn forward_routes(&self, x: Tensor<2>, routes: &Routes) -> Tensor<2> {
+        let mut y = self.experts.forward(x.clone(), routes);
+        if let Some(shared) = &self.shared_experts {
+            y = y + shared.forward(x.clone());
+        }
+        if let (Some(shared), Some(gate)) = (&self.shared_expert, &self.shared_expert_gate) {
+            y = y + shared.forward(x.clone()) * sigmoid(gate.forward(x));
+        }
+        y
+    }
+}
+
+impl SparseMoe {
     /// The same with a shared expert of this size, weighted by a sigmoid gate (Qwen2-MoE).
     #[must_use]
     pub fn with_gated_shared_expert(
@@ -88,51 +166,24 @@ impl SparseMoe {
             ..self
         }
     }
+}
 
-    /// The same with a correction of the choice within the router (DeepSeek-V3).
+impl SparseMoe<ClampedMlp> {
+    /// The same with one shared expert, and the same limit for it and for the routed ones
+    /// (DeepSeek-V4).
     #[must_use]
-    pub fn with_router_correction(self, device: &Device) -> Self {
+    pub fn clamped(self, hidden: usize, intermediate: usize, limit: f64, device: &Device) -> Self {
         Self {
-            gate: self.gate.with_correction_bias(device),
+            experts: self.experts.clamped(limit),
+            shared_experts: Some(ClampedMlp::new(hidden, intermediate, limit, device)),
+            shared: 1,
             ..self
         }
-    }
-
-    /// The same with a correction of the choice beside the router (MiniMax-M2).
-    #[must_use]
-    pub fn with_correction(self, experts: usize, device: &Device) -> Self {
-        Self {
-            e_score_correction_bias: Some(unloaded([experts], device)),
-            ..self
-        }
-    }
-
-    /// Computes some tokens.
-    ///
-    /// # Shapes
-    ///
-    /// `[tokens, hidden]` to the same.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let routes = match &self.e_score_correction_bias {
-            Some(bias) => self
-                .gate
-                .forward_with_bias(x.clone(), &self.rule, Some(bias)),
-            None => self.gate.forward(x.clone(), &self.rule),
-        };
-        let mut y = self.experts.forward(x.clone(), &routes);
-        if let Some(shared) = &self.shared_experts {
-            y = y + shared.forward(x.clone());
-        }
-        if let (Some(shared), Some(gate)) = (&self.shared_expert, &self.shared_expert_gate) {
-            y = y + shared.forward(x.clone()) * sigmoid(gate.forward(x));
-        }
-        y
     }
 }
 
 /// What balancing over ranks sees: retained experts are what is placed, here all on one rank.
-impl MoeBlock for SparseMoe {
+impl<S: Mlp> MoeBlock for SparseMoe<S> {
     type Experts = RoutedExperts;
 
     fn experts(&self) -> &RoutedExperts {

@@ -33,9 +33,14 @@ impl RmsNorm {
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let dtype = x.dtype();
-        let x = x.cast(DType::F32);
-        let mean_square = x.clone().powi_scalar(2).mean_dim(D - 1);
-        let x = x / (mean_square + self.epsilon).sqrt();
+        let x = normalized(x, self.epsilon);
         (x * self.weight.val().cast(DType::F32).unsqueeze()).cast(dtype)
     }
+}
+
+/// `x / √(mean(x²) + ε)` over the last dimension, in `f32`: the same without a weight.
+pub(crate) fn normalized<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
+    let x = x.cast(DType::F32);
+    let mean_square = x.clone().powi_scalar(2).mean_dim(D - 1);
+    x / (mean_square + epsilon).sqrt()
 }

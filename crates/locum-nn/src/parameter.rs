@@ -1,7 +1,7 @@
 //! Parameters that are nothing until a checkpoint fills them.
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use locum_substitution::{Dtype, NamedTensor, SubstitutionError};
 
 /// A parameter of a shape, to be loaded. Used before that, it is zero.
@@ -9,6 +9,20 @@ pub(crate) fn unloaded<const D: usize>(shape: [usize; D], device: &Device) -> Pa
     Param::uninitialized(
         ParamId::new(),
         move |device, _| Tensor::zeros(shape, (device, DType::F32)),
+        device.clone(),
+        false,
+        Shape::from(shape),
+    )
+}
+
+/// A parameter that holds ids, to be loaded. Used before that, it is zero.
+pub(crate) fn unloaded_ids<const D: usize>(
+    shape: [usize; D],
+    device: &Device,
+) -> Param<Tensor<D, Int>> {
+    Param::uninitialized(
+        ParamId::new(),
+        move |device, _| Tensor::zeros(shape, (device, DType::I64)),
         device.clone(),
         false,
         Shape::from(shape),
@@ -48,12 +62,32 @@ pub(crate) fn burn_dtype(dtype: &Dtype) -> Option<DType> {
     }
 }
 
-/// Checks a tensor's shape and type.
+/// Burn's name for a type that ids are stored in.
+pub(crate) fn id_dtype(info: &locum_substitution::TensorInfo) -> Result<DType, SubstitutionError> {
+    match info.dtype {
+        Dtype::I64 => Ok(DType::I64),
+        Dtype::I32 => Ok(DType::I32),
+        _ => Err(SubstitutionError::model(format!(
+            "tensor `{}` has dtype {}, expected i64 or i32",
+            info.name, info.dtype
+        ))),
+    }
+}
+
+/// Checks the shape and type of a tensor of weights.
 pub(crate) fn check_shape(
     info: &locum_substitution::TensorInfo,
     expected: &[usize],
 ) -> Result<(), SubstitutionError> {
     dtype(info)?;
+    check_dimensions(info, expected)
+}
+
+/// Checks a tensor's shape.
+pub(crate) fn check_dimensions(
+    info: &locum_substitution::TensorInfo,
+    expected: &[usize],
+) -> Result<(), SubstitutionError> {
     if info.shape == expected {
         return Ok(());
     }
@@ -71,14 +105,34 @@ pub(crate) fn value<const D: usize>(
 ) -> Result<Tensor<D>, SubstitutionError> {
     let (info, bytes) = tensor_of.into_parts();
     let dtype = dtype(&info)?;
-    let shape: [usize; D] =
-        info.shape
-            .clone()
-            .try_into()
-            .map_err(|found| SubstitutionError::Shape {
-                tensor: info.name,
-                expected: vec![0; D],
-                found,
-            })?;
+    let shape = dimensions(info)?;
     Ok(tensor(bytes.to_vec(), shape, dtype, device))
+}
+
+/// The value of a parameter that holds ids from a tensor of a checkpoint, in the type that they are
+/// stored in.
+pub(crate) fn ids<const D: usize>(
+    tensor_of: NamedTensor,
+    device: &Device,
+) -> Result<Tensor<D, Int>, SubstitutionError> {
+    let (info, bytes) = tensor_of.into_parts();
+    let dtype = id_dtype(&info)?;
+    let shape: [usize; D] = dimensions(info)?;
+    Ok(Tensor::from_data(
+        TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype),
+        (device, dtype),
+    ))
+}
+
+/// A tensor's shape, which must have as many dimensions as its parameter.
+fn dimensions<const D: usize>(
+    info: locum_substitution::TensorInfo,
+) -> Result<[usize; D], SubstitutionError> {
+    info.shape
+        .try_into()
+        .map_err(|found| SubstitutionError::Shape {
+            tensor: info.name,
+            expected: vec![0; D],
+            found,
+        })
 }

@@ -133,6 +133,60 @@ impl RotaryEmbedding {
         }
         Tensor::cat(parts, 2).cast(dtype)
     }
+
+    /// Rotates the last elements of queries or keys, whose pairs are neighbours, in `f32`, and rounds
+    /// once to their type; the elements before them stay, and so does the order (DeepSeek-V4,
+    /// transformers' `apply_rotary_pos_emb` there).
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, heads, head]` to the same.
+    #[must_use]
+    pub fn rotate_last(&self, x: Tensor<3>) -> Tensor<3> {
+        self.turn_last(x, self.sin.clone())
+    }
+
+    /// Undoes [`rotate_last`](Self::rotate_last).
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, heads, head]` to the same.
+    #[must_use]
+    pub fn unrotate_last(&self, x: Tensor<3>) -> Tensor<3> {
+        self.turn_last(x, self.sin.clone().neg())
+    }
+
+    fn turn_last(&self, x: Tensor<3>, sin: Tensor<2>) -> Tensor<3> {
+        let dtype = x.dtype();
+        let ([tokens, heads, head], half) = (x.dims(), self.cos.dims()[1]);
+        let still = head - 2 * half;
+        let x = x.cast(DType::F32);
+        let pairs = x
+            .clone()
+            .slice_dim(2, still..head)
+            .reshape([tokens, heads, half, 2]);
+        let of_pairs =
+            |side| -> Tensor<3> { pairs.clone().slice_dim(3, side..side + 1).squeeze_dim(3) };
+        let (first, second) = (of_pairs(0), of_pairs(1));
+        let (cos, sin) = (
+            self.cos.clone().unsqueeze_dim::<3>(1),
+            sin.unsqueeze_dim::<3>(1),
+        );
+        let turned: Tensor<4> = Tensor::stack(
+            vec![
+                first.clone() * cos.clone() - second.clone() * sin.clone(),
+                second * cos + first * sin,
+            ],
+            3,
+        );
+        let turned = turned.reshape([tokens, heads, 2 * half]);
+        let x = if still == 0 {
+            turned
+        } else {
+            Tensor::cat(vec![x.slice_dim(2, 0..still), turned], 2)
+        };
+        x.cast(dtype)
+    }
 }
 
 #[cfg(test)]
@@ -171,6 +225,27 @@ mod tests {
         let expected = rotated(&halves, 5, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let found = rotated(&interleaved, 5, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn last_elements_turn_in_place_and_back() {
+        let device = Device::flex();
+        let data = TensorData::new(vec![7.0f32, 8.0, 1.0, 2.0, 3.0, 4.0], [1, 1, 6]);
+        let x = Tensor::<3>::from_data(data, (&device, DType::F32));
+        let config = RotaryConfig::new(4, 100.0);
+        let embedding = config.embedding(std::iter::once(3), &device);
+        let turned = embedding.rotate_last(x.clone());
+        let (sin, cos) = 3.0f32.sin_cos();
+        let found: Vec<f32> = turned.clone().into_data().iter::<f32>().collect();
+        let expected = [7.0, 8.0, cos - 2.0 * sin, 2.0 * cos + sin];
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+        let off: f32 = (embedding.unrotate_last(turned) - x)
+            .abs()
+            .max()
+            .into_scalar();
+        assert!(off < 1e-6, "off by {off}");
     }
 
     #[test]

@@ -14,7 +14,10 @@ use crate::{KvCache, LayerCache, RotaryConfig, RotaryEmbedding};
 pub struct Step<'c> {
     lengths: Vec<usize>,
     caches: &'c mut [KvCache],
-    rotary: RotaryEmbedding,
+    positions: Vec<usize>,
+    /// What has been asked for so far, the model's own first.
+    rotary: Vec<(RotaryConfig, RotaryEmbedding)>,
+    device: Device,
 }
 
 impl<'c> Step<'c> {
@@ -28,12 +31,16 @@ impl<'c> Step<'c> {
         rotary: &RotaryConfig,
         device: &Device,
     ) -> Self {
-        let positions = lengths
+        let positions: Vec<usize> = lengths
             .iter()
             .zip(caches.iter())
-            .flat_map(|(&length, cache)| cache.tokens()..cache.tokens() + length);
+            .flat_map(|(&length, cache)| cache.tokens()..cache.tokens() + length)
+            .collect();
+        let embedding = rotary.embedding(positions.iter().copied(), device);
         Self {
-            rotary: rotary.embedding(positions, device),
+            rotary: vec![(rotary.clone(), embedding)],
+            positions,
+            device: device.clone(),
             lengths: lengths[..lengths.len().min(caches.len())].to_vec(),
             caches,
         }
@@ -42,7 +49,20 @@ impl<'c> Step<'c> {
     /// The rotations of the step's tokens.
     #[must_use]
     pub fn rotary(&self) -> &RotaryEmbedding {
-        &self.rotary
+        &self.rotary[0].1
+    }
+
+    /// The rotations of the step's tokens in layers that have positions of their own; computed once
+    /// per step.
+    #[must_use]
+    pub fn rotary_of(&mut self, config: &RotaryConfig) -> RotaryEmbedding {
+        let known = self.rotary.iter().find(|(known, _)| known == config);
+        if let Some((_, embedding)) = known {
+            return embedding.clone();
+        }
+        let embedding = config.embedding(self.positions.iter().copied(), &self.device);
+        self.rotary.push((config.clone(), embedding.clone()));
+        embedding
     }
 
     /// Positions of the sequences' last tokens within the step.

@@ -9,8 +9,8 @@ use crate::SubstitutionError;
 
 /// Element type of a stored tensor.
 ///
-/// Weights and constants are `f32`, `f16` or `bf16`; everything else a file may hold is
-/// [`Dtype::Other`], which keeps the name for messages.
+/// Weights and constants are `f32`, `f16` or `bf16`, tables of ids `i64` or `i32`; everything else a
+/// file may hold is [`Dtype::Other`], which keeps the name for messages.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -20,19 +20,30 @@ pub enum Dtype {
     F16,
     /// The upper half of an `f32`, 2 bytes.
     Bf16,
-    /// A type that weights are never stored in here, by the name its file gives it.
+    /// A signed integer, 8 bytes.
+    I64,
+    /// A signed integer, 4 bytes.
+    I32,
+    /// A type that nothing is stored in here, by the name its file gives it.
     Other(Cow<'static, str>),
 }
 
 impl Dtype {
-    /// Bytes per element; `None` for a type that is not a supported float.
+    /// Bytes per element; `None` for a type that is not supported.
     #[must_use]
     pub fn size(&self) -> Option<usize> {
         match self {
-            Self::F32 => Some(4),
+            Self::I64 => Some(8),
+            Self::F32 | Self::I32 => Some(4),
             Self::F16 | Self::Bf16 => Some(2),
             Self::Other(_) => None,
         }
+    }
+
+    /// Whether it is a type that weights and constants may have.
+    #[must_use]
+    pub fn is_float(&self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
     /// The type that a `config.json` names in `torch_dtype` or `dtype` (`"bfloat16"`, …).
@@ -53,6 +64,8 @@ impl fmt::Display for Dtype {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::I64 => "i64",
+            Self::I32 => "i32",
             Self::Other(name) => name,
         })
     }
@@ -101,8 +114,8 @@ impl NamedTensor {
     ///
     /// # Errors
     ///
-    /// [`SubstitutionError::ByteLength`] where the bytes of an `f32`, `f16` or `bf16` tensor are
-    /// not as many as its shape asks for.
+    /// [`SubstitutionError::ByteLength`] where the bytes of a tensor of a supported type are not
+    /// as many as its shape asks for.
     pub fn new(info: TensorInfo, bytes: impl Into<Bytes>) -> Result<Self, SubstitutionError> {
         let bytes = bytes.into();
         if let Some(size) = info.dtype.size() {
@@ -183,7 +196,7 @@ impl NamedTensor {
                 .chunks_exact(2)
                 .map(|b| half::bf16::from_le_bytes(pair(b)).to_f32())
                 .collect(),
-            Dtype::Other(_) => return None,
+            _ => return None,
         })
     }
 

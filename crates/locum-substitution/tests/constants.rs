@@ -21,10 +21,7 @@ fn fresh() -> Substituted<Model> {
 #[test]
 fn wrong_constant_is_refused_before_the_next_tensor_is_read() {
     let name = "model.layers.1.mlp.experts.3.approx_value";
-    let integers = NamedTensor::new(
-        TensorInfo::new(name, Dtype::Other("I32".into()), [2]),
-        vec![0; 8],
-    );
+    let integers = NamedTensor::new(TensorInfo::new(name, Dtype::I32, [2]), vec![0; 8]);
     for (wrong, expected) in [
         (
             constant(1, 2),
@@ -56,7 +53,7 @@ fn wrong_constant_is_refused_before_the_next_tensor_is_read() {
         ),
         (
             integers.expect("any bytes"),
-            vec![name, "dtype I32, expected f32, f16 or bf16"],
+            vec![name, "dtype i32, expected f32, f16 or bf16"],
         ),
     ] {
         let mut model = fresh();

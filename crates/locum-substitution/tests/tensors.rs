@@ -14,6 +14,8 @@ fn bytes_must_be_as_many_as_shape_and_type_ask_for() {
     assert!(new(Dtype::Bf16, &[2, 3], 12).is_ok());
     assert!(new(Dtype::F16, &[], 2).is_ok());
     assert!(new(Dtype::F32, &[0, 3], 0).is_ok());
+    assert!(new(Dtype::I64, &[2, 3], 48).is_ok());
+    assert_says(new(Dtype::I32, &[2, 3], 48), &["`t` has 48 bytes", "i32"]);
     // How many bytes a type that is not known takes, nobody knows.
     assert!(new(Dtype::Other("F4".into()), &[2, 3], 3).is_ok());
     assert_says(

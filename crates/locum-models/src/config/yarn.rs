@@ -36,12 +36,24 @@ impl Fields<'_> {
         let Some((place, parameters)) = self.declared_rope()? else {
             return Ok(rotary);
         };
-        let kind = ["rope_type", "type"]
-            .into_iter()
-            .find_map(|key| Some((key, parameters.get(key).filter(|kind| !kind.is_null())?)));
-        match kind.map(|(key, kind)| (key, kind, kind.as_str())) {
+        if matches!(kind(parameters), None | Some((_, _, Some("default")))) {
+            self.rotary(dimensions, default_theta)?;
+        }
+        self.scaled(rotary, place, parameters, max_positions)
+    }
+
+    /// Positions, scaled as an object of the configuration says.
+    pub(super) fn scaled(
+        &self,
+        rotary: RotaryConfig,
+        place: &str,
+        parameters: &Map<String, Value>,
+        max_positions: usize,
+    ) -> Result<RotaryConfig, ModelError> {
+        match kind(parameters) {
             None | Some((_, _, Some("default"))) => {
-                self.rotary(dimensions, default_theta)?;
+                let known = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+                refuse_others(place, parameters, &known)?;
                 Ok(rotary)
             }
             Some((_, _, Some("yarn"))) => {
@@ -72,12 +84,7 @@ impl Fields<'_> {
     ) -> Result<Yarn, ModelError> {
         const ORIGINAL: &str = "original_max_position_embeddings";
         let error = |key: &str, reason: String| ModelError::field(format!("{place}.{key}"), reason);
-        let unknown = parameters
-            .iter()
-            .find(|(key, value)| !value.is_null() && !KNOWN.contains(&key.as_str()));
-        if let Some((key, value)) = unknown {
-            return Err(error(key, format!("{value} is not supported")));
-        }
+        refuse_others(place, parameters, &KNOWN)?;
         let number = |key: &str| match parameters.get(key).filter(|value| !value.is_null()) {
             None => Ok(None),
             Some(value) => match value.as_f64().filter(|number| number.is_finite()) {
@@ -122,5 +129,31 @@ impl Fields<'_> {
             mscale: number("mscale")?,
             mscale_all_dim: number("mscale_all_dim")?,
         })
+    }
+}
+
+/// What kind of positions an object says: its key, its value, and that as text.
+fn kind(parameters: &Map<String, Value>) -> Option<(&'static str, &Value, Option<&str>)> {
+    ["rope_type", "type"].into_iter().find_map(|key| {
+        let kind = parameters.get(key).filter(|kind| !kind.is_null())?;
+        Some((key, kind, kind.as_str()))
+    })
+}
+
+/// Refuses what an object should not hold.
+fn refuse_others(
+    place: &str,
+    parameters: &Map<String, Value>,
+    known: &[&str],
+) -> Result<(), ModelError> {
+    let other = parameters
+        .iter()
+        .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+    match other {
+        None => Ok(()),
+        Some((key, value)) => Err(ModelError::field(
+            format!("{place}.{key}"),
+            format!("{value} is not supported"),
+        )),
     }
 }

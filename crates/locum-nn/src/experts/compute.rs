@@ -1,14 +1,14 @@
 //! The retained experts' part: the one function that a kernel replaces.
 
 use burn::module::Param;
-use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use locum_substitution::TokenWeight;
 
 use crate::linear::product;
+use crate::mlp::swiglu;
 
 /// `Σ w · down(silu(gate·x) ⊙ up·x)` in `f32`, by plain tensor operations: a product per expert that
-/// some token goes to. `None` where no token goes to any.
+/// some token goes to. `None` where no token goes to any. `limit` bounds `gate·x` and `up·x`.
 ///
 /// # Shapes
 ///
@@ -20,6 +20,7 @@ pub(super) fn retained_experts(
     routes: &[Vec<TokenWeight>],
     gate_up: &Param<Tensor<3>>,
     down: &Param<Tensor<3>>,
+    limit: Option<f64>,
 ) -> Option<Tensor<2>> {
     if routes.iter().all(Vec::is_empty) {
         return None;
@@ -33,7 +34,7 @@ pub(super) fn retained_experts(
         let gate_up_x = product(x.clone().select(0, chosen.clone()), matrix(&gate_up, row));
         let gate = gate_up_x.clone().slice_dim(1, 0..intermediate);
         let up = gate_up_x.slice_dim(1, intermediate..2 * intermediate);
-        let y = product(silu(gate) * up, matrix(&down, row)).cast(DType::F32);
+        let y = product(swiglu(gate, up, limit), matrix(&down, row)).cast(DType::F32);
         sum = sum.select_assign(
             0,
             chosen,

@@ -101,6 +101,9 @@ pub struct RoutedExperts {
     table: RouteTable,
     #[module(skip)]
     packing: Packing,
+    /// Bound on what an expert's gate and up projections give.
+    #[module(skip)]
+    limit: Option<f64>,
 }
 
 impl RoutedExperts {
@@ -109,6 +112,15 @@ impl RoutedExperts {
     pub fn new(config: ExpertsConfig, device: &Device) -> Self {
         let table = RouteTable::all_retained(config.num_logical_experts);
         Self::with_table(config, table, device)
+    }
+
+    /// The same with `gate·x` of at most `limit`, and `up·x` at most as far from zero (DeepSeek-V4).
+    #[must_use]
+    pub fn clamped(self, limit: f64) -> Self {
+        Self {
+            limit: Some(limit),
+            ..self
+        }
     }
 
     fn with_table(config: ExpertsConfig, table: RouteTable, device: &Device) -> Self {
@@ -121,6 +133,7 @@ impl RoutedExperts {
             packing: Packing::new(&config, &table),
             config,
             table,
+            limit: None,
         }
     }
 
@@ -150,8 +163,13 @@ impl RoutedExperts {
             .table
             .dispatch(&routes.ids, &routes.weights, routes.top_k);
 
-        let retained =
-            compute::retained_experts(x, &dispatch.retained, &self.gate_up_proj, &self.down_proj);
+        let retained = compute::retained_experts(
+            x,
+            &dispatch.retained,
+            &self.gate_up_proj,
+            &self.down_proj,
+            self.limit,
+        );
         let constants = self.values.as_ref().and_then(|values| {
             constants::sum(&dispatch.substituted, &values.val(), tokens, &device)
         });
@@ -180,7 +198,10 @@ impl MoeLayer for RoutedExperts {
 
     fn substitute(&mut self, table: &RouteTable) -> Result<(), BoxError> {
         let device = self.down_proj.lazy_device();
-        *self = Self::with_table(self.config.clone(), table.clone(), &device);
+        *self = Self {
+            limit: self.limit,
+            ..Self::with_table(self.config.clone(), table.clone(), &device)
+        };
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub enum Scoring {
     Softmax,
     /// A sigmoid of each.
     Sigmoid,
+    /// `√ln(1 + eˣ)` of each (DeepSeek-V4; transformers' `SqrtSoftplusActivation`).
+    SqrtSoftplus,
 }
 
 /// Experts in consecutive groups of equal size, of which the best are chosen first.
@@ -93,20 +95,49 @@ impl RoutingRule {
             let top_k = self.top_k.min(order.len());
             best_first(&mut order, &choice, top_k);
             let chosen = &order[..top_k];
-            let sum: f32 = if self.normalize {
-                chosen.iter().map(|&e| scores[e]).sum::<f32>() + self.epsilon
-            } else {
-                1.0
-            };
             routes.ids.extend(chosen.iter().map(|&e| e as i64));
-            routes
-                .weights
-                .extend(chosen.iter().map(|&e| scores[e] / sum * self.scale));
+            let chosen = chosen.iter().map(|&e| scores[e]);
+            routes.weights.extend(self.weights(chosen));
             // A token goes to `top_k` experts, or to nothing where there are not as many.
             routes.ids.resize(routes.ids.len() + self.top_k - top_k, -1);
             routes.weights.resize(routes.ids.len(), 0.0);
         }
         routes
+    }
+
+    /// Weighs experts that are chosen already; one that there is not leads nowhere.
+    ///
+    /// # Shapes
+    ///
+    /// `logits` `[tokens, experts]`, `chosen` `[tokens, top_k]`.
+    #[must_use]
+    pub fn weigh(&self, logits: &[f32], experts: usize, chosen: Vec<i64>) -> Routes {
+        let mut weights = Vec::with_capacity(chosen.len());
+        let rows = logits.chunks_exact(experts.max(1));
+        for (logits, chosen) in rows.zip(chosen.chunks(self.top_k.max(1))) {
+            let scores = self.scoring.scores(logits);
+            let score = |&expert: &i64| {
+                let expert = usize::try_from(expert).ok();
+                expert.and_then(|e| scores.get(e)).copied().unwrap_or(0.0)
+            };
+            weights.extend(self.weights(chosen.iter().map(score)));
+        }
+        Routes {
+            ids: chosen,
+            weights,
+            top_k: self.top_k,
+        }
+    }
+
+    /// The weights of one token's experts, of their scores.
+    fn weights(&self, scores: impl Iterator<Item = f32> + Clone) -> impl Iterator<Item = f32> {
+        let sum = if self.normalize {
+            scores.clone().sum::<f32>() + self.epsilon
+        } else {
+            1.0
+        };
+        let scale = self.scale;
+        scores.map(move |score| score / sum * scale)
     }
 }
 
@@ -120,6 +151,11 @@ impl Scoring {
                 powers.into_iter().map(|power| power / sum).collect()
             }
             Self::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
+            Self::SqrtSoftplus => logits
+                .iter()
+                // Large x is its own softplus, and its power would overflow.
+                .map(|&l| if l > 20.0 { l } else { l.exp().ln_1p() }.sqrt())
+                .collect(),
         }
     }
 }
@@ -160,7 +196,7 @@ impl GroupScore {
 }
 
 /// Brings the best `count` indices to the front, in order: by score, then by index.
-fn best_first(indices: &mut [usize], scores: &[f32], count: usize) {
+pub(crate) fn best_first(indices: &mut [usize], scores: &[f32], count: usize) {
     let order =
         |a: &usize, b: &usize| -> Ordering { scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)) };
     if count > 0 && count < indices.len() {
@@ -203,6 +239,34 @@ mod tests {
         };
         let routes = rule.route(&[1.0, 0.0], 2, Some(&[0.0, 0.5]));
         assert_eq!((routes.ids, routes.weights), (vec![1], vec![0.5]));
+    }
+
+    #[test]
+    fn square_root_of_softplus_does_not_overflow() {
+        let scores = Scoring::SqrtSoftplus.scores(&[0.0, 1.0, 400.0, -400.0]);
+        let expected = [
+            2.0f32.ln().sqrt(),
+            (1.0 + 1.0f32.exp()).ln().sqrt(),
+            20.0,
+            0.0,
+        ];
+        for (found, expected) in scores.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn chosen_experts_are_weighed_by_their_scores_and_unknown_ones_by_nothing() {
+        let rule = RoutingRule {
+            scale: 2.0,
+            ..RoutingRule::softmax(2, true)
+        };
+        let logits = [0.0, 3.0f32.ln(), 9.0, 0.0, 0.0, 0.0];
+        let routes = rule.weigh(&logits, 3, vec![1, 0, 7, 2]);
+        assert_eq!(routes.ids, [1, 0, 7, 2]);
+        for (found, expected) in routes.weights.iter().zip([1.5, 0.5, 0.0, 2.0]) {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
     }
 
     #[test]

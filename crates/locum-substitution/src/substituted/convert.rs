@@ -37,7 +37,7 @@ pub(super) fn convert(constant: &NamedTensor, dtype: &Dtype) -> Result<Bytes, Su
             let narrowed = bf16::from_f32(v);
             (narrowed.is_finite(), narrowed.to_le_bytes().to_vec())
         },
-        Dtype::Other(_) => {
+        _ => {
             return Err(SubstitutionError::Dtype {
                 tensor: constant.name().to_owned(),
                 found: dtype.clone(),

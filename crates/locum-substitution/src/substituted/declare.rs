@@ -114,7 +114,7 @@ fn table(info: &MoeLayerInfo, declared: &LayerSubstitution) -> Result<RouteTable
             ));
         }
     }
-    if info.constant_dtype.size().is_none() {
+    if !info.constant_dtype.is_float() {
         return Err(format!(
             "whose constants would be {}, which is not f32, f16 or bf16",
             info.constant_dtype

@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
         row: usize,
     ) -> Result<(), SubstitutionError> {
         let layer = &self.ledger.layers[index];
-        if info.dtype.size().is_none() {
+        if !info.dtype.is_float() {
             return Err(SubstitutionError::Dtype {
                 tensor: info.name.clone(),
                 found: info.dtype.clone(),
