@@ -49,6 +49,11 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
     unsafe fn sum(s: [f32; 8]) -> f32 {
         ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
     }

@@ -31,6 +31,8 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn store(vector: Self::Vector, out: *mut u32);
     /// `sums + a · b`, where a unit's products are added together.
     unsafe fn multiply_add(sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a + b`, of sums.
+    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The lanes' sum, always in the same order.
     unsafe fn sum(sums: Self::Vector) -> f32;
     /// Transposes the square that the first [`Self::LANES`] vectors make.

@@ -31,7 +31,7 @@ unsafe impl Simd for Avx2 {
     const FEW: usize = 6;
     const MANY: usize = 6;
     const PACK_FROM: usize = 9;
-    const ROWS: [usize; 8] = [4, 4, 4, 3, 2, 2, 2, 2];
+    const ROWS: [usize; 8] = [1, 4, 4, 3, 2, 2, 2, 2];
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {
@@ -61,6 +61,12 @@ unsafe impl Simd for Avx2 {
     unsafe fn multiply_add(sums: __m256, a: __m256, b: __m256) -> __m256 {
         // SAFETY: the caller has the features.
         unsafe { _mm256_fmadd_ps(a, b, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller has the features.
+        unsafe { _mm256_add_ps(a, b) }
     }
 
     #[inline(always)]

@@ -39,14 +39,14 @@ machine!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16");
 
 /// What both have in common.
 macro_rules! simd {
-    ($unit:literal, $pack_from:literal) => {
+    ($unit:literal, $pack_from:literal, $rows:expr) => {
         type Vector = __m512;
         const LANES: usize = 16;
         const UNIT: usize = $unit;
         const FEW: usize = 8;
         const MANY: usize = 12;
         const PACK_FROM: usize = $pack_from;
-        const ROWS: [usize; 8] = [4, 4, 4, 4, 4, 4, 3, 3];
+        const ROWS: [usize; 8] = $rows;
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {
@@ -70,6 +70,12 @@ macro_rules! simd {
         unsafe fn store(vector: __m512, out: *mut u32) {
             // SAFETY: the caller has the place.
             unsafe { _mm512_storeu_ps(out.cast(), vector) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: the caller has the features.
+            unsafe { _mm512_add_ps(a, b) }
         }
 
         #[inline(always)]
@@ -140,7 +146,7 @@ unsafe fn transpose(square: &mut [__m512; 16]) {
 
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
-    simd!(1, 9);
+    simd!(1, 9, [1, 6, 6, 6, 4, 4, 3, 3]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -156,7 +162,7 @@ unsafe impl Simd for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Simd for Avx512Bf16 {
-    simd!(2, 13);
+    simd!(2, 13, [1, 1, 1, 6, 4, 4, 3, 3]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
