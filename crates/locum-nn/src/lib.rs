@@ -13,6 +13,7 @@ mod attention;
 mod cache;
 mod embedding;
 mod experts;
+mod extension;
 mod linear;
 mod load;
 mod mlp;

@@ -65,7 +65,7 @@ impl Router {
         rule: &RoutingRule,
         bias: Option<&Param<Tensor<1>>>,
     ) -> Routes {
-        let logits = product(x.cast(DType::F32), self.weight.val().cast(DType::F32));
+        let logits = product(x.cast(DType::F32), self.weight.val());
         let experts = logits.dims()[1];
         let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
         let bias: Option<Vec<f32>> =
