@@ -43,7 +43,6 @@ pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
         unsafe {
             let mut square = [S::zero(); 16];
             for (lanes, row) in square.iter_mut().zip(rows) {
-                S::prefetch(row.as_ptr().wrapping_add(range.start + 8 * step).cast());
                 *lanes = load::<S, T>(row.get_unchecked(range.clone()));
             }
             S::transpose(&mut square);
