@@ -1,6 +1,7 @@
 //! What the benchmark suites share: timing, the machine's limits, and how figures are printed.
 
 use std::hint::black_box;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
@@ -19,6 +20,25 @@ impl Effort {
         Self {
             budget: Duration::from_millis(if quick { 300 } else { 3000 }),
         }
+    }
+
+    /// The median of each rate, measured in turns: at least three rounds after a warm-up, and as
+    /// many as the budget holds.
+    pub fn rates<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
+        let mut rates = [const { Vec::new() }; N];
+        for measure in &mut measure {
+            measure();
+        }
+        let start = Instant::now();
+        while rates[0].len() < 3 || (start.elapsed() < self.budget && rates[0].len() < 1000) {
+            for (rates, measure) in rates.iter_mut().zip(&mut measure) {
+                rates.push(measure());
+            }
+        }
+        rates.map(|mut rates| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        })
     }
 
     /// The median time of some work, in seconds: of at least three runs after a warm-up, and of as
@@ -40,15 +60,24 @@ impl Effort {
 /// Bytes per second that all threads together read from memory.
 #[must_use]
 pub fn read_bandwidth(effort: Effort) -> f64 {
+    let [rate] = effort.rates([&mut read_bandwidth_once()]);
+    rate
+}
+
+/// A measurement of the same, of 512 MiB at a time.
+pub fn read_bandwidth_once() -> impl FnMut() -> f64 {
     const WORDS: usize = 64 << 20;
-    let memory = vec![1u64; WORDS];
-    let time = effort.median(|| {
-        memory
+    static MEMORY: OnceLock<Vec<u64>> = OnceLock::new();
+    let memory = MEMORY.get_or_init(|| vec![1u64; WORDS]);
+    || {
+        let start = Instant::now();
+        let sum = memory
             .par_chunks(WORDS / 64)
             .map(|chunk| chunk.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)))
-            .reduce(|| 0, u64::wrapping_add)
-    });
-    (WORDS * 8) as f64 / time
+            .reduce(|| 0, u64::wrapping_add);
+        black_box(sum);
+        (WORDS * 8) as f64 / start.elapsed().as_secs_f64()
+    }
 }
 
 /// The machine as `/proc/cpuinfo` names it, and its threads.

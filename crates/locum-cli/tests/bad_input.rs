@@ -488,3 +488,21 @@ fn place_that_cannot_be_written() {
         &["cannot write /no/such/folder/x.safetensors"],
     );
 }
+
+#[test]
+fn kernels_that_there_are_not() {
+    let output = common::locum(&["inspect"])
+        .env("LOCUM_CPU", "mmx")
+        .output()
+        .unwrap();
+    let error = common::text(&output.stderr);
+    assert_eq!(
+        (output.status.code(), error.lines().count()),
+        (Some(2), 1),
+        "{error}"
+    );
+    assert!(
+        error.contains("LOCUM_CPU") && error.contains("portable"),
+        "{error}"
+    );
+}

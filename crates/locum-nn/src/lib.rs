@@ -13,6 +13,7 @@ mod attention;
 mod cache;
 mod embedding;
 mod experts;
+mod extension;
 mod feed_forward;
 mod hyper_connection;
 mod linear;
@@ -34,6 +35,7 @@ pub use attention::{
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
 pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
+pub use extension::cpu_variant;
 pub use feed_forward::FeedForward;
 pub use hyper_connection::{HyperConnection, HyperOptions, HyperParameters, StreamMixing};
 pub use linear::Linear;

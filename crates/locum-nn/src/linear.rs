@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::extension;
 use crate::parameter::unloaded;
 
 /// `y = x·Wᵀ + b`.
@@ -56,17 +57,26 @@ impl Linear {
 }
 
 /// `x·Wᵀ` with `x` `[…, in]` and `W` `[out, in]`: in their type where they share it, else in `f32`.
+/// A kernel computes it where there is one.
 pub(crate) fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    let (x, weight) = if x.dtype() == weight.dtype() {
-        (x, weight)
-    } else {
-        (x.cast(DType::F32), weight.cast(DType::F32))
-    };
     let mut shape = x.dims();
     let inputs = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
     shape[D - 1] = weight.dims()[0];
-    x.reshape([rows, inputs])
-        .matmul(weight.transpose())
-        .reshape(shape)
+    let x = x.reshape([rows, inputs]);
+    let dtype = if x.dtype() == weight.dtype() {
+        x.dtype()
+    } else {
+        DType::F32
+    };
+    let y = match extension::variant(&x.device(), x.dtype(), &[weight.dtype()]) {
+        Some(variant) => extension::linear(x, weight, variant).cast(dtype),
+        None => plain_product(x, weight, dtype),
+    };
+    y.reshape(shape)
+}
+
+/// The same by tensor operations, in the given type.
+pub(crate) fn plain_product(x: Tensor<2>, weight: Tensor<2>, dtype: DType) -> Tensor<2> {
+    x.cast(dtype).matmul(weight.cast(dtype).transpose())
 }

@@ -3,11 +3,12 @@
 use serde_json::Value;
 
 /// From the top down.
-pub(super) const LAYERS: [&str; 8] = [
+pub(super) const LAYERS: [&str; 9] = [
     "eplb",
     "locum-substitution",
     "locum-macros",
     "locum-checkpoint",
+    "locum-kernels",
     "locum-nn",
     "locum-models",
     "locum",
@@ -18,10 +19,11 @@ pub(super) const LAYERS: [&str; 8] = [
 const OUTSIDE: [&str; 4] = ["xtask", "locum-tests", "locum-benches", "locum-downstream"];
 
 /// What a crate must not depend on, unless behind a feature of its own.
-const FORBIDDEN: [(&str, &[&str]); 3] = [
+const FORBIDDEN: [(&str, &[&str]); 4] = [
     ("eplb", &["burn", "safetensors"]),
     ("locum-substitution", &["burn", "safetensors", "memmap2"]),
     ("locum-checkpoint", &["burn"]),
+    ("locum-kernels", &["burn", "safetensors", "memmap2"]),
 ];
 
 /// Takes the output of `cargo metadata --no-deps`.

@@ -1,14 +1,16 @@
-//! The retained experts' part: the one function that a kernel replaces.
+//! The retained experts' part: a kernel where there is one, else plain tensor operations.
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use locum_kernels::Routes;
 use locum_substitution::TokenWeight;
 
-use crate::linear::product;
+use crate::extension;
+use crate::linear::plain_product;
 use crate::mlp::swiglu;
 
-/// `Σ w · down(silu(gate·x) ⊙ up·x)` in `f32`, by plain tensor operations: a product per expert that
-/// some token goes to. `None` where no token goes to any. `limit` bounds `gate·x` and `up·x`.
+/// `Σ w · down(silu(gate·x) ⊙ up·x)` in `f32`. `None` where no token goes to any expert. `limit`
+/// bounds `gate·x` and `up·x`, which the kernel does not know: there plain operations compute it.
 ///
 /// # Shapes
 ///
@@ -25,16 +27,44 @@ pub(super) fn retained_experts(
     if routes.iter().all(Vec::is_empty) {
         return None;
     }
-    let device = x.device();
     let (gate_up, down) = (gate_up.val(), down.val());
+    let types = [gate_up.dtype(), down.dtype()];
+    let variant = match limit {
+        None => extension::variant(&x.device(), x.dtype(), &types),
+        Some(_) => None,
+    };
+    let Some(variant) = variant else {
+        return Some(plain(x, routes, &gate_up, &down, limit));
+    };
+    let rows = routes
+        .iter()
+        .map(|row| row.iter().map(|route| (route.token, route.weight)));
+    let routes = Routes::from_rows(rows);
+    Some(extension::gated_mlp(x, gate_up, down, routes, variant))
+}
+
+/// The same by tensor operations: a product per expert that some token goes to.
+fn plain(
+    x: Tensor<2>,
+    routes: &[Vec<TokenWeight>],
+    gate_up: &Tensor<3>,
+    down: &Tensor<3>,
+    limit: Option<f64>,
+) -> Tensor<2> {
+    let device = x.device();
     let intermediate = down.dims()[2];
+    let product = |x: Tensor<2>, packed: &Tensor<3>, row| {
+        let same = x.dtype() == packed.dtype();
+        let dtype = if same { x.dtype() } else { DType::F32 };
+        plain_product(x, matrix(packed, row), dtype)
+    };
     let mut sum = Tensor::zeros(x.dims(), (&device, DType::F32));
     for (row, tokens) in routes.iter().enumerate().filter(|(_, t)| !t.is_empty()) {
         let chosen = indices(tokens, &device);
-        let gate_up_x = product(x.clone().select(0, chosen.clone()), matrix(&gate_up, row));
+        let gate_up_x = product(x.clone().select(0, chosen.clone()), gate_up, row);
         let gate = gate_up_x.clone().slice_dim(1, 0..intermediate);
         let up = gate_up_x.slice_dim(1, intermediate..2 * intermediate);
-        let y = product(swiglu(gate, up, limit), matrix(&down, row)).cast(DType::F32);
+        let y = product(swiglu(gate, up, limit), down, row).cast(DType::F32);
         sum = sum.select_assign(
             0,
             chosen,
@@ -42,7 +72,7 @@ pub(super) fn retained_experts(
             IndexingUpdateOp::Add,
         );
     }
-    Some(sum)
+    sum
 }
 
 /// One expert's matrix.
@@ -62,4 +92,78 @@ fn router_weights(tokens: &[TokenWeight], device: &Device) -> Tensor<2> {
     let weights: Vec<f32> = tokens.iter().map(|t| t.weight).collect();
     let length = weights.len();
     Tensor::from_data(TensorData::new(weights, [length, 1]), (device, DType::F32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(seed: u32, shape: [usize; 3], dtype: DType) -> Tensor<3> {
+        let mut state = seed;
+        let values: Vec<f32> = (0..shape.iter().product())
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+            })
+            .collect();
+        Tensor::<3>::from_data(
+            TensorData::new(values, shape),
+            (&Device::flex(), DType::F32),
+        )
+        .cast(dtype)
+    }
+
+    /// The largest difference between two tensors, and the largest value.
+    fn difference(a: Tensor<2>, b: Tensor<2>) -> (f32, f32) {
+        let largest = |t: Tensor<2>| t.into_data().iter::<f32>().fold(0.0, |m, v| v.abs().max(m));
+        (largest(a.clone() - b), largest(a))
+    }
+
+    #[test]
+    fn kernel_agrees_with_plain_operations() {
+        let (retained, hidden, intermediate, tokens) = (5, 48, 37, 23);
+        let routes: Vec<Vec<TokenWeight>> = (0..retained)
+            .map(|row| {
+                (0..tokens)
+                    .filter(|token| (token * 7 + row) % 5 < row)
+                    .map(|token| TokenWeight {
+                        token,
+                        weight: 0.1 * (row + token) as f32,
+                    })
+                    .collect()
+            })
+            .collect();
+        for (activations, weights, tolerance) in [
+            (DType::F32, DType::F32, 1e-5),
+            (DType::F32, DType::F16, 1e-5),
+            (DType::F32, DType::BF16, 1e-5),
+            (DType::BF16, DType::BF16, 2e-2),
+        ] {
+            let x = numbers(1, [1, tokens, hidden], activations).squeeze_dim(0);
+            let gate_up = numbers(2, [retained, 2 * intermediate, hidden], weights);
+            let down = numbers(3, [retained, hidden, intermediate], weights);
+            let reference = plain(x.clone(), &routes, &gate_up, &down, None);
+            let [gate_up, down] = [gate_up, down].map(Param::from_tensor);
+            let found = retained_experts(x, &routes, &gate_up, &down, None).expect("routes");
+            let (difference, largest) = difference(found, reference);
+            assert!(
+                difference <= tolerance * largest,
+                "{activations:?}, {weights:?}: {difference} of {largest}"
+            );
+        }
+    }
+
+    #[test]
+    fn linear_kernel_agrees_with_plain_product() {
+        for weights in [DType::F32, DType::F16, DType::BF16] {
+            let x: Tensor<2> = numbers(1, [1, 9, 33], DType::F32).squeeze_dim(0);
+            let weight: Tensor<2> = numbers(2, [1, 21, 33], weights).squeeze_dim(0);
+            let reference = plain_product(x.clone(), weight.clone(), DType::F32);
+            let (difference, largest) = difference(crate::linear::product(x, weight), reference);
+            assert!(
+                difference <= 1e-5 * largest,
+                "{weights:?}: {difference} of {largest}"
+            );
+        }
+    }
 }

@@ -130,7 +130,7 @@ impl Router {
 
     /// The logits, row-major, and of how many experts they are.
     fn logits(&self, x: Tensor<2>) -> (Vec<f32>, usize) {
-        let logits = product(x.cast(DType::F32), self.weight.val().cast(DType::F32));
+        let logits = product(x.cast(DType::F32), self.weight.val());
         let experts = logits.dims()[1];
         (logits.into_data().iter::<f32>().collect(), experts)
     }

@@ -1,0 +1,119 @@
+//! The functions of a [`super::Machine`], compiled with its instructions.
+
+/// Implements [`super::Machine`] for an instruction set with the given features.
+macro_rules! machine {
+    ($machine:ty $(, $features:literal)?) => {
+        // SAFETY: a value is made only where the CPU has the features.
+        unsafe impl crate::arch::Machine for $machine {
+            #[inline]
+            unsafe fn few<W: crate::operand::Element>(self, call: crate::arch::few::Call<W>)
+            where
+                Self: crate::arch::Loads<W>,
+            {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<W: crate::operand::Element>(call: &crate::arch::few::Call<W>)
+                where
+                    $machine: crate::arch::Loads<W>,
+                {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::few::few::<$machine, W>(call) }
+                }
+                // SAFETY: `self` is proof of the features; the rest is passed on.
+                unsafe { inner(&call) }
+            }
+
+            #[inline]
+            unsafe fn many(self, call: crate::arch::many::Call) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(call: &crate::arch::many::Call) {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::many::many::<$machine>(call) }
+                }
+                // SAFETY: `self` is proof of the features; the rest is passed on.
+                unsafe { inner(&call) }
+            }
+
+            #[inline]
+            unsafe fn pack_few<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
+            where
+                Self: crate::arch::Loads<T>,
+            {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(rows: &[&[T]], out: *mut u32)
+                where
+                    $machine: crate::arch::Loads<T>,
+                {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, out) }
+                }
+                // SAFETY: `self` is proof of the features; the rest is passed on.
+                unsafe { inner(rows, out) }
+            }
+
+            #[inline]
+            unsafe fn pack_many<T: crate::operand::Element>(
+                self,
+                rows: &[&[T]],
+                out: *mut u32,
+                stride: usize,
+            ) where
+                Self: crate::arch::Loads<T>,
+            {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(
+                    rows: &[&[T]],
+                    out: *mut u32,
+                    stride: usize,
+                ) where
+                    $machine: crate::arch::Loads<T>,
+                {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::pack::pack_many::<$machine, T>(rows, out, stride) }
+                }
+                // SAFETY: `self` is proof of the features; the rest is passed on.
+                unsafe { inner(rows, out, stride) }
+            }
+
+            #[inline]
+            unsafe fn activate(
+                self,
+                activation: crate::Activation,
+                gate: &mut [f32],
+                up: &[f32],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(activation: crate::Activation, gate: &mut [f32], up: &[f32]) {
+                    let round = <$machine as crate::arch::Simd>::UNIT == 2;
+                    crate::activation::activate(activation, round, gate, up);
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(activation, gate, up) }
+            }
+
+            #[inline]
+            unsafe fn peak(self, rounds: usize) -> f32 {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(rounds: usize) -> f32 {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::peak::peak::<$machine>(rounds) }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(rounds) }
+            }
+
+            #[inline]
+            unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(weight: f32, values: &[f32], sums: &mut [f32]) {
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += weight * value;
+                    }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(weight, values, sums) }
+            }
+        }
+    };
+}
+
+pub(super) use machine;

@@ -1,0 +1,167 @@
+//! What a kernel does, once per instruction set.
+//!
+//! A [`Machine`] is proof that the CPU has an instruction set. The functions here check lengths and
+//! are safe; below them, [`few`], [`many`] and [`pack`] are written once over [`Simd`], and each
+//! machine compiles them with its own instructions.
+#![allow(unsafe_code)]
+
+mod entry;
+mod few;
+mod many;
+mod pack;
+mod peak;
+pub(crate) mod portable;
+mod simd;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86_64;
+
+pub(crate) use many::Ahead;
+pub(crate) use simd::{Loads, Simd};
+
+use crate::activation::Activation;
+use crate::operand::Element;
+
+/// The functions of one instruction set.
+///
+/// # Safety
+///
+/// Each function needs the CPU features of the machine, of which a value is proof, and what its
+/// safe counterpart in this module checks.
+pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
+    unsafe fn few<W: Element>(self, call: few::Call<W>)
+    where
+        Self: Loads<W>;
+    unsafe fn many(self, call: many::Call);
+    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], out: *mut u32)
+    where
+        Self: Loads<T>;
+    unsafe fn pack_many<T: Element>(self, rows: &[&[T]], out: *mut u32, stride: usize)
+    where
+        Self: Loads<T>;
+    unsafe fn activate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
+    unsafe fn peak(self, rounds: usize) -> f32;
+    unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]);
+}
+
+/// Units that hold `elements` elements, whole vectors of them.
+pub(crate) fn padded_units<M: Simd>(elements: usize) -> usize {
+    elements.div_ceil(M::UNIT).next_multiple_of(M::LANES)
+}
+
+/// Units that a panel of some tokens takes: packing may write one vector too far.
+pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
+    padded_units::<M>(elements) * tokens + M::LANES
+}
+
+/// Packs tokens for [`few`]: `[vector of units][token][lane]`.
+pub(crate) fn pack_few<M: Machine + Loads<T>, T: Element>(
+    machine: M,
+    rows: &[&[T]],
+    panel: &mut [u32],
+) {
+    let elements = rows.first().map_or(0, |row| row.len());
+    assert!(rows.iter().all(|row| row.len() == elements));
+    assert!(panel.len() >= panel_units::<M>(rows.len(), elements));
+    // SAFETY: the machine has its features; rows have one length, the panel has room for them.
+    unsafe { machine.pack_few(rows, panel.as_mut_ptr()) }
+}
+
+/// Packs up to [`Simd::LANES`] rows for [`many`], into columns of a panel that is `stride` wide:
+/// `[unit][row]`. The lanes of missing rows are zero, as far as the panel's next row does not
+/// overwrite them.
+pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
+    machine: M,
+    rows: &[&[T]],
+    panel: &mut [u32],
+    stride: usize,
+) {
+    let elements = rows.first().map_or(0, |row| row.len());
+    assert!(rows.len() <= M::LANES && rows.iter().all(|row| row.len() == elements));
+    let units = padded_units::<M>(elements);
+    assert!(units == 0 || panel.len() >= (units - 1) * stride + M::LANES);
+    // SAFETY: the machine has its features; rows have one length, and the last of `units` vectors
+    // that are `stride` apart ends within the panel.
+    unsafe { machine.pack_many(rows, panel.as_mut_ptr(), stride) }
+}
+
+/// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_few`] has packed:
+/// each weight is read once, straight from its row.
+pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
+    machine: M,
+    panel: &[u32],
+    tokens: usize,
+    weights: &[W],
+    elements: usize,
+    out: &mut [f32],
+) {
+    let rows = weights.len().checked_div(elements).unwrap_or(0);
+    if elements == 0 || tokens == 0 {
+        return out.fill(0.0);
+    }
+    assert!(tokens <= M::FEW && weights.len() == rows * elements);
+    assert!(panel.len() >= panel_units::<M>(tokens, elements) && out.len() >= rows * tokens);
+    // SAFETY: the machine has its features, and the lengths are what the call says.
+    unsafe {
+        machine.few(few::Call {
+            panel: panel.as_ptr(),
+            tokens,
+            weights: weights.as_ptr(),
+            rows,
+            elements,
+            out: out.as_mut_ptr(),
+        });
+    }
+}
+
+/// `left[token][lane]` and `right[token][lane]`: products of the tokens of a panel with the two
+/// vectors of rows that `weights` `[unit][2 · LANES]` has.
+pub(crate) fn many<M: Machine>(
+    machine: M,
+    panel: &[u32],
+    tokens: usize,
+    weights: &[u32],
+    units: usize,
+    [left, right]: [&mut [f32]; 2],
+    ahead: Ahead,
+) {
+    assert!((1..=M::MANY).contains(&tokens));
+    assert!(panel.len() >= units * tokens && weights.len() >= units * 2 * M::LANES);
+    assert!(left.len() >= tokens * M::LANES && right.len() >= tokens * M::LANES);
+    // SAFETY: the machine has its features, and the lengths are what the call says. What is read
+    // ahead is only prefetched.
+    unsafe {
+        machine.many(many::Call {
+            panel: panel.as_ptr(),
+            tokens,
+            weights: weights.as_ptr(),
+            units,
+            left: left.as_mut_ptr(),
+            right: right.as_mut_ptr(),
+            ahead,
+        });
+    }
+}
+
+/// `gate ← activation(gate) · up`, rounded as this machine's products round.
+pub(crate) fn activate<M: Machine>(
+    machine: M,
+    activation: Activation,
+    gate: &mut [f32],
+    up: &[f32],
+) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.activate(activation, gate, up) }
+}
+
+/// `sums += weight · values`.
+pub(crate) fn accumulate<M: Machine>(machine: M, weight: f32, values: &[f32], sums: &mut [f32]) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.accumulate(weight, values, sums) }
+}
+
+/// Multiplies and adds in registers only; gives how many floating-point operations that was.
+pub(crate) fn peak<M: Machine>(machine: M, rounds: usize) -> f64 {
+    // SAFETY: the machine has its features.
+    std::hint::black_box(unsafe { machine.peak(rounds) });
+    (rounds * peak::SUMS * M::LANES * M::UNIT * 2) as f64
+}

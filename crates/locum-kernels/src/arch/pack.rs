@@ -1,0 +1,71 @@
+//! Panels: activations, and weights of products of many tokens, in the order that products read.
+
+use super::simd::Loads;
+use crate::operand::Element;
+
+/// `[vector of units][row][lane]`, the tail zero.
+///
+/// # Safety
+///
+/// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them.
+#[inline(always)]
+pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut u32) {
+    for (r, row) in rows.iter().enumerate() {
+        let step = S::LANES * S::UNIT;
+        for (vector, elements) in row.chunks(step).enumerate() {
+            // SAFETY: `vector` is one of the row's, its place is within the panel.
+            unsafe {
+                let loaded = load::<S, T>(elements);
+                S::store(loaded, out.add((vector * rows.len() + r) * S::LANES));
+            }
+        }
+    }
+}
+
+/// `[unit][row]`, `stride` from unit to unit, whole vectors written: ascending, so that a unit's
+/// lanes beyond the rows are overwritten by the next unit where `stride` is below a vector.
+///
+/// # Safety
+///
+/// The CPU has the features; rows have one length and are at most [`Simd::LANES`]; `out` has the
+/// last unit's vector.
+#[inline(always)]
+pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
+    rows: &[&[T]],
+    out: *mut u32,
+    stride: usize,
+) {
+    let elements = rows.first().map_or(0, |row| row.len());
+    let step = S::LANES * S::UNIT;
+    for vector in 0..elements.div_ceil(step) {
+        let range = vector * step..elements.min((vector + 1) * step);
+        // SAFETY: each row has the range, which is at most a vector; `out` has these units.
+        unsafe {
+            let mut square = [S::zero(); 16];
+            for (lanes, row) in square.iter_mut().zip(rows) {
+                *lanes = load::<S, T>(row.get_unchecked(range.clone()));
+            }
+            S::transpose(&mut square);
+            for (unit, &lanes) in square[..S::LANES].iter().enumerate() {
+                S::store(lanes, out.add((vector * S::LANES + unit) * stride));
+            }
+        }
+    }
+}
+
+/// A vector of at most so many elements.
+///
+/// # Safety
+///
+/// The CPU has the features.
+#[inline(always)]
+unsafe fn load<S: Loads<T>, T: Element>(elements: &[T]) -> S::Vector {
+    // SAFETY: all are there.
+    unsafe {
+        if elements.len() == S::LANES * S::UNIT {
+            S::load_elements(elements.as_ptr())
+        } else {
+            S::load_some(elements.as_ptr(), elements.len())
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The most that a CPU multiplies and adds.
+
+use super::simd::Simd;
+
+/// Independent sums: enough to hide the instruction's latency.
+pub(super) const SUMS: usize = 12;
+
+/// # Safety
+///
+/// The CPU has the features.
+#[inline(always)]
+pub(super) unsafe fn peak<S: Simd>(rounds: usize) -> f32 {
+    // SAFETY: the caller has the features; the unit is there.
+    unsafe {
+        let factor = S::broadcast(&std::hint::black_box(0x3f80_3f80));
+        let mut sums = [S::zero(); SUMS];
+        for _ in 0..rounds {
+            for sums in &mut sums {
+                *sums = S::multiply_add(*sums, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sums| S::sum(sums)).sum()
+    }
+}

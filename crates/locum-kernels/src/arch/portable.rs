@@ -1,0 +1,88 @@
+//! Any CPU: arrays, which the compiler vectorises as far as the target lets it.
+
+use super::entry::machine;
+use super::simd::{Loads, Simd};
+use crate::operand::Element;
+
+/// The instructions that every CPU of the target has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+machine!(Portable);
+
+// SAFETY: no features are needed; each function touches the lanes that it names.
+unsafe impl Simd for Portable {
+    type Vector = [f32; 8];
+    const LANES: usize = 8;
+    const UNIT: usize = 1;
+    const FEW: usize = 4;
+    const MANY: usize = 4;
+    const PACK_FROM: usize = 9;
+    const ROWS: [usize; 8] = [4, 2, 2, 2, 2, 2, 2, 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> [f32; 8] {
+        [0.0; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn load(units: *const u32) -> [f32; 8] {
+        // SAFETY: the caller has them.
+        unsafe { units.cast::<[f32; 8]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(unit: *const u32) -> [f32; 8] {
+        // SAFETY: the caller has it.
+        [unsafe { unit.cast::<f32>().read() }; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn store(vector: [f32; 8], out: *mut u32) {
+        // SAFETY: the caller has the place.
+        unsafe { out.cast::<[f32; 8]>().write_unaligned(vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(sums: [f32; 8], a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| sums[i] + a[i] * b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn sum(s: [f32; 8]) -> f32 {
+        ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(square: &mut [[f32; 8]; 16]) {
+        let rows = *square;
+        for (column, out) in square[..8].iter_mut().enumerate() {
+            *out = std::array::from_fn(|row| rows[row][column]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_second(_: *const u8) {}
+
+    #[inline(always)]
+    fn unit(values: [f32; 2]) -> u32 {
+        values[0].to_bits()
+    }
+}
+
+// SAFETY: the caller has the elements.
+unsafe impl<T: Element> Loads<T> for Portable {
+    #[inline(always)]
+    unsafe fn load_elements(elements: *const T) -> [f32; 8] {
+        // SAFETY: the caller has them.
+        unsafe { elements.cast::<[T; 8]>().read_unaligned() }.map(T::widen)
+    }
+}

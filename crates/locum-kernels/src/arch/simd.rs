@@ -1,0 +1,68 @@
+//! One instruction set's vectors.
+//!
+//! A *unit* is what one 32-bit lane holds: one `f32`, or a pair of `bf16`.
+
+use crate::operand::Element;
+
+/// Vectors of units, and of `f32` sums of as many lanes.
+///
+/// # Safety
+///
+/// Functions need the CPU features of the instruction set, and pointers to the lanes that they name.
+pub(crate) unsafe trait Simd: Copy {
+    /// A vector of units, or of sums.
+    type Vector: Copy;
+    /// Units of a vector.
+    const LANES: usize;
+    /// Elements of a unit.
+    const UNIT: usize;
+    /// Most tokens of a panel for products that read weights once.
+    const FEW: usize;
+    /// Most tokens of a panel for products with packed weights.
+    const MANY: usize;
+    /// From this many tokens on, packing the weights pays.
+    const PACK_FROM: usize;
+    /// Rows of weights at a time, for each number of tokens from one on.
+    const ROWS: [usize; 8];
+
+    unsafe fn zero() -> Self::Vector;
+    unsafe fn load(units: *const u32) -> Self::Vector;
+    unsafe fn broadcast(unit: *const u32) -> Self::Vector;
+    unsafe fn store(vector: Self::Vector, out: *mut u32);
+    /// `sums + a · b`, where a unit's products are added together.
+    unsafe fn multiply_add(sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a + b`, of sums.
+    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The lanes' sum, always in the same order.
+    unsafe fn sum(sums: Self::Vector) -> f32;
+    /// Transposes the square that the first [`Self::LANES`] vectors make.
+    unsafe fn transpose(square: &mut [Self::Vector; 16]);
+    /// Asks for a line of memory, nearest cache first.
+    unsafe fn prefetch(line: *const u8);
+    /// Asks for a line of memory, into the second cache.
+    unsafe fn prefetch_second(line: *const u8);
+    /// A unit of activations from values that [`super::activate`] has rounded.
+    fn unit(values: [f32; 2]) -> u32;
+}
+
+/// Loading units from stored numbers.
+///
+/// # Safety
+///
+/// Functions need the CPU features of the instruction set, and pointers to the elements.
+pub(crate) unsafe trait Loads<T: Element>: Simd {
+    /// A whole vector, from `LANES · UNIT` elements at any alignment.
+    unsafe fn load_elements(elements: *const T) -> Self::Vector;
+
+    /// A vector that starts with some elements and goes on with zeros.
+    #[inline(always)]
+    unsafe fn load_some(elements: *const T, count: usize) -> Self::Vector {
+        let mut whole = [T::ZERO; 32];
+        debug_assert!(count < Self::LANES * Self::UNIT);
+        // SAFETY: the caller has `count` elements, fewer than a vector's, which is at most 32.
+        unsafe {
+            std::ptr::copy_nonoverlapping(elements, whole.as_mut_ptr(), count);
+            Self::load_elements(whole.as_ptr())
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! AVX-512: 32 registers of 16 lanes, exact products or dot products of `bf16` pairs.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use crate::arch::entry::machine;
+use crate::arch::simd::{Loads, Simd};
+
+/// Proof that the CPU has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// If this CPU has it.
+    pub(crate) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        found.then_some(Self(()))
+    }
+}
+
+/// Proof that the CPU has AVX-512's `bf16` dot products too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512Bf16(());
+
+impl Avx512Bf16 {
+    /// If this CPU has it.
+    pub(crate) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512bf16") && Avx512::detect().is_some();
+        found.then_some(Self(()))
+    }
+}
+
+machine!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
+machine!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16");
+
+/// What both have in common.
+macro_rules! simd {
+    ($unit:literal, $pack_from:literal, $rows:expr) => {
+        type Vector = __m512;
+        const LANES: usize = 16;
+        const UNIT: usize = $unit;
+        const FEW: usize = 8;
+        const MANY: usize = 12;
+        const PACK_FROM: usize = $pack_from;
+        const ROWS: [usize; 8] = $rows;
+
+        #[inline(always)]
+        unsafe fn zero() -> __m512 {
+            // SAFETY: the caller has the features.
+            unsafe { _mm512_setzero_ps() }
+        }
+
+        #[inline(always)]
+        unsafe fn load(units: *const u32) -> __m512 {
+            // SAFETY: the caller has the units.
+            unsafe { _mm512_loadu_ps(units.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn broadcast(unit: *const u32) -> __m512 {
+            // SAFETY: the caller has the unit.
+            unsafe { _mm512_castsi512_ps(_mm512_set1_epi32(*unit.cast())) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(vector: __m512, out: *mut u32) {
+            // SAFETY: the caller has the place.
+            unsafe { _mm512_storeu_ps(out.cast(), vector) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: the caller has the features.
+            unsafe { _mm512_add_ps(a, b) }
+        }
+
+        #[inline(always)]
+        unsafe fn sum(sums: __m512) -> f32 {
+            // SAFETY: the caller has the features.
+            unsafe {
+                let upper = _mm512_extractf32x8_ps::<1>(sums);
+                let s = _mm256_add_ps(_mm512_castps512_ps256(sums), upper);
+                let s = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
+                let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+                _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(square: &mut [__m512; 16]) {
+            // SAFETY: the caller has the features.
+            unsafe { transpose(square) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(line: *const u8) {
+            // SAFETY: prefetching may point anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_second(line: *const u8) {
+            // SAFETY: prefetching may point anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+        }
+    };
+}
+
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn transpose(square: &mut [__m512; 16]) {
+    let r = *square;
+    // SAFETY: the caller has the feature.
+    unsafe {
+        // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
+        let mut t = r;
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        let mut u = t;
+        for i in 0..4 {
+            u[4 * i] = _mm512_shuffle_ps::<0x44>(t[4 * i], t[4 * i + 2]);
+            u[4 * i + 1] = _mm512_shuffle_ps::<0xee>(t[4 * i], t[4 * i + 2]);
+            u[4 * i + 2] = _mm512_shuffle_ps::<0x44>(t[4 * i + 1], t[4 * i + 3]);
+            u[4 * i + 3] = _mm512_shuffle_ps::<0xee>(t[4 * i + 1], t[4 * i + 3]);
+        }
+        for i in 0..4 {
+            let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
+            let high = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
+            square[i] = _mm512_shuffle_f32x4::<0x88>(low, high);
+            square[i + 8] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+            let low = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
+            let high = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
+            square[i + 4] = _mm512_shuffle_f32x4::<0x88>(low, high);
+            square[i + 12] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+        }
+    }
+}
+
+// SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
+unsafe impl Simd for Avx512 {
+    simd!(1, 9, [1, 6, 6, 6, 4, 4, 3, 3]);
+
+    #[inline(always)]
+    unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller has the features.
+        unsafe { _mm512_fmadd_ps(a, b, sums) }
+    }
+
+    #[inline(always)]
+    fn unit(values: [f32; 2]) -> u32 {
+        values[0].to_bits()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Simd for Avx512Bf16 {
+    simd!(2, 13, [1, 1, 1, 6, 4, 4, 3, 3]);
+
+    #[inline(always)]
+    unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller has the features; all 512-bit vectors are bits.
+        unsafe {
+            let (a, b) = (_mm512_castps_si512(a), _mm512_castps_si512(b));
+            _mm512_dpbf16_ps(
+                sums,
+                std::mem::transmute::<__m512i, __m512bh>(a),
+                std::mem::transmute::<__m512i, __m512bh>(b),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn unit(values: [f32; 2]) -> u32 {
+        values[0].to_bits() >> 16 | (values[1].to_bits() & 0xffff_0000)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Loads<bf16> for Avx512Bf16 {
+    #[inline(always)]
+    unsafe fn load_elements(elements: *const bf16) -> __m512 {
+        // SAFETY: the caller has the elements.
+        unsafe { _mm512_loadu_ps(elements.cast()) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Loads<f32> for Avx512 {
+    #[inline(always)]
+    unsafe fn load_elements(elements: *const f32) -> __m512 {
+        // SAFETY: the caller has the elements.
+        unsafe { _mm512_loadu_ps(elements) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Loads<f16> for Avx512 {
+    #[inline(always)]
+    unsafe fn load_elements(elements: *const f16) -> __m512 {
+        // SAFETY: the caller has the elements.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(elements.cast())) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Loads<bf16> for Avx512 {
+    #[inline(always)]
+    unsafe fn load_elements(elements: *const bf16) -> __m512 {
+        // SAFETY: the caller has the elements.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(elements.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The retained experts of a layer: gate and up, activation, down, and the weighted sum.
+#![allow(unsafe_code)]
+
+use half::{bf16, f16};
+
+use crate::arch::{self, Loads, Machine};
+use crate::error::check_length;
+use crate::operand::Element;
+use crate::panels::{Panel, Panels};
+use crate::product::{self, Scratch};
+use crate::routes::Active;
+use crate::shared::Shared;
+use crate::{Activation, Activations, KernelError, Routes, Weights, tasks};
+
+/// The packed weights of experts, in the layout that records have.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedMlp<'a> {
+    /// The size of a token.
+    pub hidden: usize,
+    /// The size of an expert between its projections.
+    pub intermediate: usize,
+    /// What is between them.
+    pub activation: Activation,
+    /// `[rows, 2·intermediate, hidden]`, the gate above the up projection.
+    pub gate_up: Weights<'a>,
+    /// `[rows, hidden, intermediate]`
+    pub down: Weights<'a>,
+}
+
+impl GatedMlp<'_> {
+    pub(crate) fn check(
+        &self,
+        x: Activations<'_>,
+        routes: &Routes,
+        out: &[f32],
+    ) -> Result<(), KernelError> {
+        let (hidden, intermediate, rows) = (self.hidden, self.intermediate, routes.rows());
+        let tokens = out.len().checked_div(hidden).unwrap_or(0);
+        check_length("out", &[tokens, hidden], out.len())?;
+        check_length("x", &[tokens, hidden], x.len())?;
+        let gate_up = [rows, 2, intermediate, hidden];
+        check_length("gate_up", &gate_up, self.gate_up.len())?;
+        check_length("down", &[rows, hidden, intermediate], self.down.len())?;
+        // Without a size, tokens cannot be told from `out`, and there is nothing to do.
+        if hidden == 0 {
+            return Ok(());
+        }
+        routes.check(tokens)
+    }
+
+    /// With exact products.
+    pub(crate) fn exact<M>(&self, machine: M, x: Activations<'_>, routes: &Routes, out: &mut [f32])
+    where
+        M: Machine + Loads<f32> + Loads<f16> + Loads<bf16>,
+    {
+        match x {
+            Activations::F32(x) => self.exact_of(machine, x, routes, out),
+            Activations::Bf16(x) => self.exact_of(machine, x, routes, out),
+        }
+    }
+
+    fn exact_of<M, A: Element>(&self, machine: M, x: &[A], routes: &Routes, out: &mut [f32])
+    where
+        M: Machine + Loads<f32> + Loads<f16> + Loads<bf16> + Loads<A>,
+    {
+        let hidden = match self.gate_up {
+            Weights::F32(gate_up) => self.gate_up(machine, x, gate_up, routes),
+            Weights::F16(gate_up) => self.gate_up(machine, x, gate_up, routes),
+            Weights::Bf16(gate_up) => self.gate_up(machine, x, gate_up, routes),
+        };
+        match self.down {
+            Weights::F32(down) => self.down(machine, &hidden, down, out),
+            Weights::F16(down) => self.down(machine, &hidden, down, out),
+            Weights::Bf16(down) => self.down(machine, &hidden, down, out),
+        }
+    }
+
+    /// In one type: [`Machine`]s whose products round to it.
+    pub(crate) fn in_type<M: Machine + Loads<T>, T: Element>(
+        &self,
+        machine: M,
+        x: &[T],
+        [gate_up, down]: [&[T]; 2],
+        routes: &Routes,
+        out: &mut [f32],
+    ) {
+        let hidden = self.gate_up(machine, x, gate_up, routes);
+        self.down(machine, &hidden, down, out);
+    }
+
+    /// `activation(gate·x) ⊙ up·x` for each route, packed for the down projection.
+    fn gate_up<'r, M, A, W>(
+        &self,
+        machine: M,
+        x: &[A],
+        gate_up: &[W],
+        routes: &'r Routes,
+    ) -> Intermediate<'r>
+    where
+        A: Element,
+        W: Element,
+        M: Machine + Loads<A> + Loads<W>,
+    {
+        let (hidden, intermediate) = (self.hidden, self.intermediate);
+        let mut of_experts = Intermediate::new::<M>(routes, intermediate);
+        if hidden == 0 || intermediate == 0 {
+            of_experts.values.clear();
+            return of_experts;
+        }
+        // Whole units, and whole vectors of columns.
+        let block = tasks::columns_per_task(intermediate, 4, 8 * M::LANES).min(256);
+        let blocks = intermediate.div_ceil(block);
+        let experts = &of_experts.experts;
+        let values = Shared::new(&mut of_experts.values);
+        let work = routes.len() * 2 * intermediate * hidden;
+        tasks::run(experts.len() * blocks, work, |own: &mut Own, task| {
+            let (index, column) = (task / blocks, task % blocks * block);
+            let expert = &experts[index];
+            let last = intermediate.min(column + block);
+            let panels = Panels::new::<M>(expert.active.tokens.len(), hidden);
+            own.pack(machine, index, &panels, expert.active.tokens, x);
+            let matrices = &gate_up[expert.active.row * 2 * intermediate * hidden..];
+            let sides = [0, intermediate]
+                .map(|first| &matrices[(first + column) * hidden..(first + last) * hidden]);
+            let emit = |tile: product::Tile<'_>| {
+                arch::activate(machine, self.activation, tile.left, tile.right);
+                let panel = &expert.panel_places[tile.panel];
+                let tokens = tile.tokens.len();
+                let width = tile.columns.len();
+                for token in 0..tokens {
+                    let row = &tile.left[token * tile.stride..][..width];
+                    for (pair, columns) in row.chunks(M::UNIT).enumerate() {
+                        let second = columns.get(1).copied().unwrap_or(0.0);
+                        let unit = (column + tile.columns.start) / M::UNIT + pair;
+                        let place = expert.panels.place::<M>(tokens, token, unit);
+                        let place = expert.start + panel.units.start + place;
+                        // SAFETY: tasks have columns of their own, in whole units.
+                        unsafe { values.write(place, M::unit([columns[0], second])) };
+                    }
+                }
+            };
+            product::pairs(machine, &panels, &own.units, sides, &mut own.scratch, emit);
+        });
+        of_experts
+    }
+
+    /// `out[token] = Σ w · down·h`, in the order of rows.
+    fn down<M: Machine + Loads<W>, W: Element>(
+        &self,
+        machine: M,
+        of_experts: &Intermediate<'_>,
+        down: &[W],
+        out: &mut [f32],
+    ) {
+        let (hidden, intermediate) = (self.hidden, self.intermediate);
+        out.fill(0.0);
+        if of_experts.values.is_empty() {
+            return;
+        }
+        let block = tasks::columns_per_task(hidden, 4, 2 * M::LANES);
+        let work = of_experts.routes * hidden * intermediate;
+        let out = Shared::new(out);
+        tasks::run(
+            hidden.div_ceil(block),
+            work,
+            |scratch: &mut Scratch, task| {
+                let columns = task * block..hidden.min((task + 1) * block);
+                for expert in &of_experts.experts {
+                    let matrix = &down[expert.active.row * hidden * intermediate..];
+                    let weights = &matrix[columns.start * intermediate..columns.end * intermediate];
+                    let units = &of_experts.values[expert.start..];
+                    product::single(
+                        machine,
+                        &expert.panels,
+                        units,
+                        weights,
+                        scratch,
+                        |index, column, values| {
+                            let token = expert.active.tokens[index];
+                            let from = token * hidden + columns.start + column;
+                            // SAFETY: tasks have columns of their own.
+                            let sums = unsafe { out.part(from..from + values.len()) };
+                            arch::accumulate(machine, expert.active.weights[index], values, sums);
+                        },
+                    );
+                }
+            },
+        );
+    }
+}
+
+/// The experts' activations between their projections.
+struct Intermediate<'r> {
+    experts: Vec<Expert<'r>>,
+    /// Each expert's panels.
+    values: Vec<u32>,
+    routes: usize,
+}
+
+struct Expert<'r> {
+    active: Active<'r>,
+    panels: Panels,
+    panel_places: Vec<Panel>,
+    /// Where its panels are.
+    start: usize,
+}
+
+impl<'r> Intermediate<'r> {
+    fn new<M: Machine>(routes: &'r Routes, intermediate: usize) -> Self {
+        let mut length = 0;
+        let experts = routes
+            .active()
+            .map(|active| {
+                let panels = Panels::new::<M>(active.tokens.len(), intermediate);
+                let start = length;
+                length += panels.units::<M>();
+                Expert {
+                    active,
+                    panel_places: panels.iter::<M>().collect(),
+                    panels,
+                    start,
+                }
+            })
+            .collect();
+        Self {
+            experts,
+            values: vec![0; length],
+            routes: routes.len(),
+        }
+    }
+}
+
+/// A thread's memory: the tokens of the expert that it is at, packed.
+#[derive(Default)]
+struct Own {
+    scratch: Scratch,
+    packed: Option<usize>,
+    units: Vec<u32>,
+}
+
+impl Own {
+    fn pack<M: Machine + Loads<A>, A: Element>(
+        &mut self,
+        machine: M,
+        expert: usize,
+        panels: &Panels,
+        tokens: &[usize],
+        x: &[A],
+    ) {
+        if self.packed.replace(expert) == Some(expert) {
+            return;
+        }
+        let elements = panels.elements;
+        let length = panels.units::<M>();
+        if self.units.len() < length {
+            self.units.resize(length, 0);
+        }
+        for panel in panels.iter::<M>() {
+            let mut rows: [&[A]; 16] = [&[]; 16];
+            let tokens = &tokens[panel.tokens];
+            for (row, &token) in rows.iter_mut().zip(tokens) {
+                *row = &x[token * elements..][..elements];
+            }
+            panels.pack(machine, &rows[..tokens.len()], &mut self.units[panel.units]);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! CPU kernels for mixture-of-experts layers: the retained experts of a layer in one call, plain
+//! linear layers, and weighted sums of constants.
+//!
+//! ```
+//! use locum_kernels::{Activation, Activations, GatedMlp, Routes, Variant, Weights};
+//!
+//! // One expert: hidden size 2, intermediate size 1.
+//! let mlp = GatedMlp {
+//!     hidden: 2,
+//!     intermediate: 1,
+//!     activation: Activation::Silu,
+//!     gate_up: Weights::F32(&[1.0, 0.0, 0.0, 1.0]),
+//!     down: Weights::F32(&[2.0, 0.0]),
+//! };
+//! let routes = Routes::from_rows([vec![(0, 0.5)]]);
+//! let mut y = [0.0; 4];
+//! Variant::detect()?.gated_mlp(&mlp, Activations::F32(&[3.0, 4.0, 5.0, 6.0]), &routes, &mut y)?;
+//!
+//! let silu = 3.0 / (1.0 + (-3.0f32).exp());
+//! assert!((y[0] - 0.5 * 2.0 * silu * 4.0).abs() < 1e-5);
+//! assert_eq!(y[1..], [0.0, 0.0, 0.0]);
+//! # Ok::<(), locum_kernels::KernelError>(())
+//! ```
+//!
+//! # Rounding
+//!
+//! `f32` activations are exact: weights are widened, products and sums are `f32`.
+//!
+//! `bf16` activations with `bf16` weights use the CPU's `bf16` dot products where it has them. Inputs
+//! are exact then too, but the activations between an expert's projections are rounded to `bf16`: each
+//! by a relative error of at most 2⁻⁹, so that a result moves by at most 2⁻⁹ of the sum of its
+//! products' magnitudes, and by about √k of the terms' 2⁻⁹ in practice. The instruction takes
+//! subnormal numbers as zero, and rounds each sum to the nearest.
+//! Variants without those dot products keep these activations in `f32`.
+//!
+//! # Order of sums
+//!
+//! Work is divided among the threads of the current rayon pool by columns of the output, never
+//! within a sum: results do not depend on the number of threads. They do depend on the variant, and
+//! on how many tokens a row has, because different products are used for few and for many.
+#![deny(missing_docs)]
+
+mod activation;
+mod arch;
+mod constants;
+mod error;
+mod gated_mlp;
+mod linear;
+mod operand;
+mod panels;
+mod product;
+mod routes;
+mod shared;
+mod tasks;
+mod variant;
+
+pub use activation::Activation;
+pub use constants::{ConstantRoute, add_constants};
+pub use error::KernelError;
+pub use gated_mlp::GatedMlp;
+pub use linear::Linear;
+pub use operand::{Activations, Weights};
+pub use routes::Routes;
+pub use variant::Variant;

@@ -1,0 +1,97 @@
+//! How some tokens are divided into panels, and where an activation is in them.
+
+use std::ops::Range;
+
+use crate::arch::{self, Loads, Machine, Simd};
+use crate::operand::Element;
+
+/// Which product a panel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// [`arch::few`]
+    Few,
+    /// [`arch::many`]
+    Many,
+}
+
+/// Tokens in panels of about the same size. Depends on the number of tokens alone, so that results
+/// do not depend on how work is divided.
+#[derive(Clone, Debug)]
+pub(crate) struct Panels {
+    pub(crate) form: Form,
+    /// Elements of a token.
+    pub(crate) elements: usize,
+    tokens: usize,
+    panels: usize,
+}
+
+/// One panel.
+#[derive(Clone, Debug)]
+pub(crate) struct Panel {
+    /// Its tokens, among those that were packed.
+    pub(crate) tokens: Range<usize>,
+    /// Its place in the buffer.
+    pub(crate) units: Range<usize>,
+}
+
+impl Panels {
+    pub(crate) fn new<M: Simd>(tokens: usize, elements: usize) -> Self {
+        let (form, most) = if tokens < M::PACK_FROM {
+            (Form::Few, M::FEW)
+        } else {
+            (Form::Many, M::MANY)
+        };
+        Self {
+            form,
+            elements,
+            tokens,
+            panels: tokens.div_ceil(most),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.panels
+    }
+
+    /// The panels, in order.
+    pub(crate) fn iter<M: Simd>(&self) -> impl Iterator<Item = Panel> + use<M> {
+        let (tokens, panels, elements) = (self.tokens, self.panels, self.elements);
+        let mut unit = 0;
+        (0..panels).map(move |panel| {
+            let first = |panel: usize| panel * (tokens / panels) + panel.min(tokens % panels);
+            let tokens = first(panel)..first(panel + 1);
+            let start = unit;
+            unit += arch::panel_units::<M>(tokens.len(), elements);
+            Panel {
+                tokens,
+                units: start..unit,
+            }
+        })
+    }
+
+    /// Units of a buffer that holds all panels.
+    pub(crate) fn units<M: Simd>(&self) -> usize {
+        self.iter::<M>().last().map_or(0, |panel| panel.units.end)
+    }
+
+    /// Packs the tokens of one panel.
+    pub(crate) fn pack<M: Machine + Loads<T>, T: Element>(
+        &self,
+        machine: M,
+        rows: &[&[T]],
+        panel: &mut [u32],
+    ) {
+        match self.form {
+            Form::Few => arch::pack_few(machine, rows, panel),
+            Form::Many => arch::pack_many(machine, rows, panel, rows.len()),
+        }
+    }
+
+    /// Where a unit of a token is in its panel, which has `tokens` of them.
+    pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
+        match self.form {
+            Form::Few => (unit / M::LANES * tokens + token) * M::LANES + unit % M::LANES,
+            Form::Many => unit * tokens + token,
+        }
+    }
+}

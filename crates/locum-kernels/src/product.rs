@@ -1,0 +1,216 @@
+//! Products of packed tokens with rows of weights.
+
+use std::ops::Range;
+
+use crate::arch::{self, Ahead, Loads, Machine};
+use crate::operand::Element;
+use crate::panels::{Form, Panels};
+
+/// Rows of weights that [`arch::few`] gets at a time.
+const FEW_ROWS: usize = 128;
+
+/// A thread's memory, kept from task to task.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Packed weights.
+    weights: Vec<u32>,
+    left: Vec<f32>,
+    right: Vec<f32>,
+}
+
+impl Scratch {
+    /// Both, with room for `length` values.
+    fn sides(&mut self, length: usize) {
+        if self.left.len() < length {
+            self.left.resize(length, 0.0);
+            self.right.resize(length, 0.0);
+        }
+    }
+}
+
+/// What a product gives at a time: some tokens by some columns, `[tokens, columns]`.
+pub(crate) struct Tile<'a> {
+    /// Among the tokens that were packed.
+    pub(crate) tokens: Range<usize>,
+    /// The panel that they are.
+    pub(crate) panel: usize,
+    pub(crate) columns: Range<usize>,
+    /// Between a token's values and the next one's.
+    pub(crate) stride: usize,
+    pub(crate) left: &'a mut [f32],
+    pub(crate) right: &'a mut [f32],
+}
+
+/// Products of packed tokens with two matrices at once, `[columns, elements]` each.
+pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
+    machine: M,
+    panels: &Panels,
+    units: &[u32],
+    [left, right]: [&[W]; 2],
+    scratch: &mut Scratch,
+    mut emit: impl FnMut(Tile<'_>),
+) {
+    let k = panels.elements;
+    let columns = left.len().checked_div(k).unwrap_or(0);
+    if panels.form == Form::Few {
+        for columns in blocks(columns, FEW_ROWS) {
+            let range = columns.start * k..columns.end * k;
+            for (index, panel) in panels.iter::<M>().enumerate() {
+                let tokens = panel.tokens.len();
+                let length = tokens * columns.len();
+                scratch.sides(length);
+                let units = &units[panel.units];
+                let sides = [&mut scratch.left, &mut scratch.right];
+                for (weights, side) in [left, right].into_iter().zip(sides) {
+                    let weights = &weights[range.clone()];
+                    arch::few(machine, units, tokens, weights, k, &mut side[..length]);
+                }
+                emit(Tile {
+                    tokens: panel.tokens,
+                    panel: index,
+                    columns: columns.clone(),
+                    stride: columns.len(),
+                    left: &mut scratch.left[..length],
+                    right: &mut scratch.right[..length],
+                });
+            }
+        }
+        return;
+    }
+    for columns in blocks(columns, M::LANES) {
+        let range = columns.start * k..columns.end * k;
+        let next = range.end..left.len().min(range.end + M::LANES * k);
+        tile_columns(
+            machine,
+            panels,
+            units,
+            [&left[range.clone()], &right[range]],
+            [&left[next.clone()], &right[next]],
+            scratch,
+            |panel, tokens, left, right| {
+                emit(Tile {
+                    tokens,
+                    panel,
+                    columns: columns.clone(),
+                    stride: M::LANES,
+                    left,
+                    right,
+                });
+            },
+        );
+    }
+}
+
+/// Products of packed tokens with one matrix, `[columns, elements]`: for each token its values from
+/// some column on.
+pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
+    machine: M,
+    panels: &Panels,
+    units: &[u32],
+    weights: &[W],
+    scratch: &mut Scratch,
+    mut emit: impl FnMut(usize, usize, &[f32]),
+) {
+    let k = panels.elements;
+    let columns = weights.len().checked_div(k).unwrap_or(0);
+    if panels.form == Form::Few {
+        for columns in blocks(columns, FEW_ROWS) {
+            let weights = &weights[columns.start * k..columns.end * k];
+            for panel in panels.iter::<M>() {
+                let length = panel.tokens.len() * columns.len();
+                scratch.sides(length);
+                let out = &mut scratch.left[..length];
+                let units = &units[panel.units];
+                arch::few(machine, units, panel.tokens.len(), weights, k, out);
+                for (token, values) in panel.tokens.zip(out.chunks_exact(columns.len())) {
+                    emit(token, columns.start, values);
+                }
+            }
+        }
+        return;
+    }
+    for columns in blocks(columns, 2 * M::LANES) {
+        let middle = columns.end.min(columns.start + M::LANES);
+        let next = (columns.end + M::LANES).min(weights.len() / k);
+        let after = (columns.end + 2 * M::LANES).min(weights.len() / k);
+        let rows = |range: Range<usize>| &weights[range.start * k..range.end * k];
+        tile_columns(
+            machine,
+            panels,
+            units,
+            [rows(columns.start..middle), rows(middle..columns.end)],
+            [rows(columns.end..next), rows(next..after)],
+            scratch,
+            |_, tokens, left, right| {
+                for (index, token) in tokens.enumerate() {
+                    let from = index * M::LANES;
+                    emit(
+                        token,
+                        columns.start,
+                        &left[from..][..middle - columns.start],
+                    );
+                    emit(token, middle, &right[from..][..columns.end - middle]);
+                }
+            },
+        );
+    }
+}
+
+/// All tokens by up to one vector of rows on either side.
+fn tile_columns<M: Machine + Loads<W>, W: Element>(
+    machine: M,
+    panels: &Panels,
+    units: &[u32],
+    sides: [&[W]; 2],
+    next: [&[W]; 2],
+    scratch: &mut Scratch,
+    mut emit: impl FnMut(usize, Range<usize>, &mut [f32], &mut [f32]),
+) {
+    let k = panels.elements;
+    let padded = arch::padded_units::<M>(k);
+    let width = 2 * M::LANES;
+    if scratch.weights.len() < padded * width {
+        scratch.weights.resize(padded * width, 0);
+    }
+    scratch.sides(M::MANY * M::LANES);
+    for (side, weights) in sides.into_iter().enumerate() {
+        let mut rows: [&[W]; 16] = [&[]; 16];
+        let mut count = 0;
+        for (row, weights) in rows.iter_mut().zip(weights.chunks_exact(k)) {
+            *row = weights;
+            count += 1;
+        }
+        // A side without rows keeps old weights, whose products nobody reads.
+        let packed = &mut scratch.weights[side * M::LANES..];
+        arch::pack_many(machine, &rows[..count], packed, width);
+    }
+    let used = k.div_ceil(M::UNIT);
+    let half = panels.len().div_ceil(2);
+    for (index, panel) in panels.iter::<M>().enumerate() {
+        let ahead = Ahead::new(next[index / half], index % half * used, used);
+        let (left, right) = (&mut scratch.left[..], &mut scratch.right[..]);
+        arch::many(
+            machine,
+            &units[panel.units],
+            panel.tokens.len(),
+            &scratch.weights,
+            used,
+            [&mut *left, &mut *right],
+            ahead,
+        );
+        let length = panel.tokens.len() * M::LANES;
+        emit(
+            index,
+            panel.tokens,
+            &mut left[..length],
+            &mut right[..length],
+        );
+    }
+}
+
+/// `0..length` in blocks.
+fn blocks(length: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..length)
+        .step_by(block)
+        .map(move |start| start..length.min(start + block))
+}

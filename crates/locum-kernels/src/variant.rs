@@ -1,0 +1,182 @@
+//! The instruction sets, and which one is used.
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+use crate::arch::x86_64::{
+    avx2::Avx2,
+    avx512::{Avx512, Avx512Bf16},
+};
+use crate::arch::{self, portable::Portable};
+use crate::{Activations, GatedMlp, KernelError, Linear, Routes, Weights};
+
+/// The environment variable that forces a variant.
+const FORCE: &str = "LOCUM_CPU";
+
+/// The kernels of one instruction set, which the CPU has.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant(Machine);
+
+#[derive(Clone, Copy, Debug)]
+enum Machine {
+    Portable(Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512, Option<Avx512Bf16>),
+}
+
+impl Variant {
+    /// The variants that this machine has, the fastest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut available = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx512 = Avx512::detect().map(|exact| Machine::Avx512(exact, Avx512Bf16::detect()));
+            available.extend(avx512.map(Self));
+            available.extend(Avx2::detect().map(Machine::Avx2).map(Self));
+        }
+        available.push(Self(Machine::Portable(Portable)));
+        available
+    }
+
+    /// The fastest variant, or the one that `LOCUM_CPU` names (`portable`, `avx2`, `avx512`);
+    /// decided once.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Variant`] where `LOCUM_CPU` names none that this machine has.
+    pub fn detect() -> Result<Self, KernelError> {
+        static CHOSEN: OnceLock<Result<Variant, KernelError>> = OnceLock::new();
+        CHOSEN
+            .get_or_init(|| match std::env::var_os(FORCE) {
+                None => Ok(Self::available()[0]),
+                Some(name) => Self::named(&name.to_string_lossy()),
+            })
+            .clone()
+    }
+
+    /// The variant of a name.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Variant`] where this machine has none of that name.
+    pub fn named(name: &str) -> Result<Self, KernelError> {
+        let available = Self::available();
+        available
+            .iter()
+            .find(|variant| variant.name() == name)
+            .copied()
+            .ok_or_else(|| KernelError::Variant {
+                found: name.to_owned(),
+                available: available.iter().map(Self::name).collect(),
+            })
+    }
+
+    /// `portable`, `avx2` or `avx512`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.0 {
+            Machine::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(..) => "avx512",
+        }
+    }
+
+    /// Whether products of `bf16` with `bf16` are `bf16` dot products.
+    #[must_use]
+    pub fn has_bf16_products(&self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, dot) => dot.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Multiplies and adds in registers only, and gives how many floating-point operations that
+    /// was: what benchmarks measure the other functions against. With `bf16` dot products if
+    /// `bf16` and there are any.
+    #[must_use]
+    pub fn peak(self, bf16: bool, rounds: usize) -> f64 {
+        match self.0 {
+            Machine::Portable(machine) => arch::peak(machine, rounds),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => arch::peak(machine, rounds),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Some(dot)) if bf16 => arch::peak(dot, rounds),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => arch::peak(exact, rounds),
+        }
+    }
+
+    /// `out[t] = Σ w · down(activation(gate·x[t]) ⊙ up·x[t])` over the routes of each token, summed
+    /// in `f32` in the order of rows; zero for a token without routes.
+    ///
+    /// The result does not depend on the number of threads. A NaN or an infinity in a token or in
+    /// its router weights stays with that token. Sums over `k` are `f32`; the rest is as described
+    /// [above](crate#rounding).
+    ///
+    /// # Shapes
+    ///
+    /// `x` and `out` `[tokens, hidden]`; a row of `routes` for each row of the weights.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] where a length is not what the sizes ask for, or a route is of no token.
+    pub fn gated_mlp(
+        self,
+        mlp: &GatedMlp<'_>,
+        x: Activations<'_>,
+        routes: &Routes,
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        mlp.check(x, routes, out)?;
+        match self.0 {
+            Machine::Portable(machine) => mlp.exact(machine, x, routes, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => mlp.exact(machine, x, routes, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, dot) => match (dot, x, mlp.gate_up, mlp.down) {
+                (Some(dot), Activations::Bf16(x), Weights::Bf16(gate_up), Weights::Bf16(down)) => {
+                    mlp.in_type(dot, x, [gate_up, down], routes, out)
+                }
+                _ => mlp.exact(exact, x, routes, out),
+            },
+        }
+        Ok(())
+    }
+
+    /// `out[t, n] = Σ_k x[t, k] · W[n, k]`, summed in `f32`, whatever the number of threads.
+    ///
+    /// # Shapes
+    ///
+    /// `x` `[tokens, inputs]`, `out` `[tokens, outputs]`.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`] where a length is not what the sizes ask for.
+    pub fn linear(
+        self,
+        linear: &Linear<'_>,
+        x: Activations<'_>,
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        linear.check(x, out)?;
+        match self.0 {
+            Machine::Portable(machine) => linear.exact(machine, x, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => linear.exact(machine, x, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, dot) => match (dot, x, linear.weights) {
+                (Some(dot), Activations::Bf16(x), Weights::Bf16(weights)) => {
+                    linear.product(dot, x, weights, out);
+                }
+                _ => linear.exact(exact, x, out),
+            },
+        }
+        Ok(())
+    }
+}

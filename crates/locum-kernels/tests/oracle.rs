@@ -1,0 +1,367 @@
+//! Every variant that this machine has against straightforward sums in `f64`.
+#![allow(clippy::unwrap_used)]
+
+use half::{bf16, f16};
+use locum_kernels::{
+    Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
+    add_constants,
+};
+use proptest::prelude::*;
+use rayon::ThreadPoolBuilder;
+
+/// Numbers around zero, the same for a seed.
+fn numbers(seed: u64, length: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Numbers in one of the stored types, after some that are not theirs: at any alignment.
+#[derive(Clone, Debug)]
+enum Stored {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+/// How far slices start from where their allocation does.
+const SHIFT: usize = 1;
+
+impl Stored {
+    fn new(kind: usize, values: &[f32]) -> Self {
+        let shifted = || [f32::NAN; SHIFT].iter().chain(values).copied();
+        match kind {
+            0 => Self::F32(shifted().collect()),
+            1 => Self::F16(shifted().map(f16::from_f32).collect()),
+            _ => Self::Bf16(shifted().map(bf16::from_f32).collect()),
+        }
+    }
+
+    fn weights(&self) -> Weights<'_> {
+        match self {
+            Self::F32(values) => Weights::F32(&values[SHIFT..]),
+            Self::F16(values) => Weights::F16(&values[SHIFT..]),
+            Self::Bf16(values) => Weights::Bf16(&values[SHIFT..]),
+        }
+    }
+
+    fn activations(&self) -> Activations<'_> {
+        match self {
+            Self::F32(values) => Activations::F32(&values[SHIFT..]),
+            Self::Bf16(values) => Activations::Bf16(&values[SHIFT..]),
+            Self::F16(_) => unreachable!("activations are not f16"),
+        }
+    }
+
+    fn values(&self) -> Vec<f64> {
+        match self {
+            Self::F32(values) => values[SHIFT..].iter().map(|&v| f64::from(v)).collect(),
+            Self::F16(values) => values[SHIFT..].iter().map(|v| v.to_f64()).collect(),
+            Self::Bf16(values) => values[SHIFT..].iter().map(|v| v.to_f64()).collect(),
+        }
+    }
+}
+
+/// A sum, and the sum of its terms' magnitudes: what errors are measured by.
+#[derive(Clone, Copy, Debug, Default)]
+struct Exact {
+    value: f64,
+    magnitude: f64,
+}
+
+fn dot(a: &[f64], b: &[f64]) -> Exact {
+    a.iter().zip(b).fold(Exact::default(), |sum, (a, b)| Exact {
+        value: sum.value + a * b,
+        magnitude: sum.magnitude + (a * b).abs(),
+    })
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        }
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+    }
+}
+
+/// By its series near zero, by the continued fraction of its complement beyond.
+fn erf(x: f64) -> f64 {
+    let root = std::f64::consts::PI.sqrt();
+    if x.abs() > 3.0 {
+        let fraction = (1..=60)
+            .rev()
+            .fold(x.abs(), |f, n| x.abs() + f64::from(n) / 2.0 / f);
+        return x.signum() * (1.0 - (-x * x).exp() / (root * fraction));
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..100 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * 2.0 / root
+}
+
+#[derive(Clone, Debug)]
+struct Layer {
+    hidden: usize,
+    intermediate: usize,
+    activation: Activation,
+    gate_up: Stored,
+    down: Stored,
+}
+
+impl Layer {
+    fn new(rows: usize, [hidden, intermediate]: [usize; 2], kinds: [usize; 2], seed: u64) -> Self {
+        let matrix = rows * hidden * intermediate;
+        Self {
+            hidden,
+            intermediate,
+            activation: Activation::Silu,
+            gate_up: Stored::new(kinds[0], &numbers(seed + 1, 2 * matrix)),
+            down: Stored::new(kinds[1], &numbers(seed + 2, matrix)),
+        }
+    }
+
+    fn mlp(&self) -> GatedMlp<'_> {
+        GatedMlp {
+            hidden: self.hidden,
+            intermediate: self.intermediate,
+            activation: self.activation,
+            gate_up: self.gate_up.weights(),
+            down: self.down.weights(),
+        }
+    }
+
+    fn run(&self, variant: Variant, x: &Stored, routes: &Routes, tokens: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; tokens * self.hidden];
+        variant
+            .gated_mlp(&self.mlp(), x.activations(), routes, &mut out)
+            .unwrap();
+        out
+    }
+
+    fn exact(&self, x: &Stored, routes: &[Vec<(usize, f32)>], tokens: usize) -> Vec<Exact> {
+        let (hidden, intermediate) = (self.hidden, self.intermediate);
+        let (x, gate_up, down) = (x.values(), self.gate_up.values(), self.down.values());
+        let mut out = vec![Exact::default(); tokens * hidden];
+        for (row, routes) in routes.iter().enumerate() {
+            let gate_up = &gate_up[row * 2 * intermediate * hidden..];
+            let down = &down[row * hidden * intermediate..];
+            for &(token, weight) in routes {
+                let x = &x[token * hidden..][..hidden];
+                let projected = |i: usize| dot(x, &gate_up[i * hidden..][..hidden]);
+                let between: Vec<Exact> = (0..intermediate)
+                    .map(|i| {
+                        let (gate, up) = (projected(i), projected(intermediate + i));
+                        Exact {
+                            value: activated(self.activation, gate.value) * up.value,
+                            // Each activation's slope is below 1.13.
+                            magnitude: 1.13 * gate.magnitude * up.magnitude,
+                        }
+                    })
+                    .collect();
+                for (n, out) in out[token * hidden..][..hidden].iter_mut().enumerate() {
+                    for (between, w) in between.iter().zip(&down[n * intermediate..]) {
+                        let factor = f64::from(weight) * w;
+                        out.value += factor * between.value;
+                        out.magnitude += (factor * between.magnitude).abs();
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+fn assert_close(found: &[f32], exact: &[Exact], epsilon: f64, what: &str) {
+    assert_eq!(found.len(), exact.len());
+    for (index, (&found, exact)) in found.iter().zip(exact).enumerate() {
+        let error = (f64::from(found) - exact.value).abs();
+        assert!(
+            error <= epsilon * exact.magnitude + 1e-30,
+            "{what}, element {index}: {found}, exactly {exact:?}"
+        );
+    }
+}
+
+/// Some tokens for each row: none, all, or every other one from some token on.
+fn some_routes(rows: usize, tokens: usize, seed: u64) -> Vec<Vec<(usize, f32)>> {
+    (0..rows)
+        .map(|row| match (row as u64 + seed) % 4 {
+            0 => Vec::new(),
+            1 => (0..tokens).map(|t| (t, 0.25 + t as f32 / 64.0)).collect(),
+            _ => (row..tokens)
+                .step_by(2)
+                .map(|t| (t, 1.0 - t as f32 / 32.0))
+                .collect(),
+        })
+        .collect()
+}
+
+fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .unwrap()
+        .install(work)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
+
+    #[test]
+    fn linear_layers_are_right_in_every_variant(
+        tokens in 0usize..=70, inputs in 0usize..=70, outputs in 0usize..=70,
+        weights in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
+    ) {
+        let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * inputs));
+        let weights = Stored::new(weights, &numbers(seed + 1, outputs * inputs));
+        let linear = Linear { inputs, outputs, weights: weights.weights() };
+        let (exact_x, exact_w) = (x.values(), weights.values());
+        let exact: Vec<Exact> = (0..tokens * outputs)
+            .map(|i| {
+                let x = &exact_x[i / outputs * inputs..][..inputs];
+                dot(x, &exact_w[i % outputs * inputs..][..inputs])
+            })
+            .collect();
+        for variant in Variant::available() {
+            let mut out = vec![f32::NAN; tokens * outputs];
+            variant.linear(&linear, x.activations(), &mut out).unwrap();
+            assert_close(&out, &exact, 1e-6, variant.name());
+        }
+    }
+
+    #[test]
+    fn experts_are_right_in_every_variant(
+        tokens in 0usize..=70, hidden in 0usize..=70, intermediate in 0usize..=70,
+        rows in 0usize..5, gate_up in 0usize..3, down in 0usize..3, bf16_activations: bool,
+        activation in 0usize..3, seed in 0u64..1000,
+    ) {
+        let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * hidden));
+        let mut layer = Layer::new(rows, [hidden, intermediate], [gate_up, down], seed);
+        layer.activation =
+            [Activation::Silu, Activation::Gelu, Activation::GeluTanh][activation];
+        let routes = some_routes(rows, tokens, seed);
+        let exact = layer.exact(&x, &routes, tokens);
+        for variant in Variant::available() {
+            let found = layer.run(variant, &x, &Routes::from_rows(routes.clone()), tokens);
+            let rounds = variant.has_bf16_products() && bf16_activations && gate_up + down == 4;
+            let epsilon = if rounds { 1.0 / 512.0 } else { 4e-6 };
+            assert_close(&found, &exact, epsilon, variant.name());
+        }
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads(
+        tokens in 1usize..=40, kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
+    ) {
+        // Large enough to be shared among threads.
+        let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * 270));
+        let layer = Layer::new(4, [270, 530], [kind, kind], seed);
+        let routes = Routes::from_rows(some_routes(4, tokens, seed));
+        let weights = Stored::new(kind, &numbers(seed, 270 * 1500));
+        let linear = Linear { inputs: 270, outputs: 1500, weights: weights.weights() };
+        for variant in Variant::available() {
+            let [one, two, three] = [1, 2, 3].map(|threads| in_pool(threads, || {
+                let mut y = vec![0.0; tokens * 1500];
+                variant.linear(&linear, x.activations(), &mut y).unwrap();
+                y.extend(layer.run(variant, &x, &routes, tokens));
+                y.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            }));
+            prop_assert!(one == two, "{}", variant.name());
+            prop_assert!(one == three, "{}", variant.name());
+        }
+    }
+
+    #[test]
+    fn constants_are_summed_in_f64(
+        hidden in 1usize..=70, kind in 0usize..3, tokens in 1usize..=9, seed in 0u64..1000,
+    ) {
+        let constants = Stored::new(kind, &numbers(seed, 3 * hidden));
+        let routes: Vec<ConstantRoute> = (0..2 * tokens)
+            .map(|i| ConstantRoute { token: i / 2, row: i % 3, weight: 1.0 / (i as f32 + 3.0) })
+            .collect();
+        let before = numbers(seed + 1, tokens * hidden);
+        let mut out = before.clone();
+        add_constants(&routes, constants.weights(), hidden, &mut out).unwrap();
+        let values = constants.values();
+        for (i, (&found, &before)) in out.iter().zip(&before).enumerate() {
+            let sum: f64 = routes
+                .iter()
+                .filter(|route| route.token == i / hidden)
+                .map(|route| f64::from(route.weight) * values[route.row * hidden + i % hidden])
+                .sum();
+            prop_assert_eq!(found, (f64::from(before) + sum) as f32);
+        }
+    }
+}
+
+#[test]
+fn undefined_numbers_stay_with_their_token() {
+    let routes: Vec<Vec<(usize, f32)>> = vec![
+        (0..30).map(|t| (t, 0.5)).collect(),
+        vec![(3, 0.5), (4, f32::NAN), (5, 0.5)],
+    ];
+    for (kind, activations) in [(0, 0), (1, 0), (2, 0), (2, 2)] {
+        let layer = Layer::new(2, [37, 21], [kind, kind], 7);
+        let mut values = numbers(8, 30 * 37);
+        let clean = Stored::new(activations, &values);
+        values[37 * 11 + 36] = f32::NAN;
+        values[37 * 25] = f32::INFINITY;
+        let spoilt = Stored::new(activations, &values);
+        let defined = Routes::from_rows(routes.iter().map(|row| {
+            row.iter()
+                .map(|&(t, w)| (t, if w.is_nan() { 0.5 } else { w }))
+        }));
+        for variant in Variant::available() {
+            let expected = layer.run(variant, &clean, &defined, 30);
+            let found = layer.run(variant, &spoilt, &Routes::from_rows(routes.clone()), 30);
+            for token in 0..30 {
+                let range = token * 37..(token + 1) * 37;
+                if [4, 11, 25].contains(&token) {
+                    assert!(
+                        found[range].iter().all(|v| !v.is_finite()),
+                        "{}",
+                        variant.name()
+                    );
+                } else {
+                    assert_eq!(found[range.clone()], expected[range], "{}", variant.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn infinite_weights_spoil_only_their_rows() {
+    let mut values = numbers(1, 40 * 19);
+    values[19 * 5 + 18] = f32::INFINITY;
+    let x = numbers(2, 20 * 19);
+    for kind in 0..3 {
+        let weights = Stored::new(kind, &values);
+        let linear = Linear {
+            inputs: 19,
+            outputs: 40,
+            weights: weights.weights(),
+        };
+        for variant in Variant::available() {
+            for tokens in [1, 20] {
+                let mut out = vec![0.0; tokens * 40];
+                let x = Activations::F32(&x[..tokens * 19]);
+                variant.linear(&linear, x, &mut out).unwrap();
+                for (i, value) in out.iter().enumerate() {
+                    assert_eq!(value.is_finite(), i % 40 != 5, "{}", variant.name());
+                }
+            }
+        }
+    }
+}
