@@ -195,8 +195,9 @@ impl HyperConnectedLm {
         if self.config.tied && name == "head.weight" {
             return Some(SkipRule::TiedHead);
         }
-        let beyond =
-            LayerName::parse(name).is_some_and(|name| name.layer as usize >= self.config.layers);
+        let layers = self.config.layers as u32;
+        let mtp = layers..layers.saturating_add(self.config.mtp_layers);
+        let beyond = LayerName::parse(name).is_some_and(|name| mtp.contains(&name.layer));
         (beyond || name.starts_with("mtp.")).then_some(SkipRule::MultiTokenPrediction)
     }
 }
