@@ -12,6 +12,8 @@ use serde_json::json;
 
 /// Burn's derive puts the variant's name into parameter paths.
 #[derive(Module, Debug, MoeLayers)]
+// Boxes would hide what is tested.
+#[allow(clippy::large_enum_variant)]
 enum Mlp {
     Dense(Linear),
     Sparse(#[substitution(layers)] RoutedExperts),

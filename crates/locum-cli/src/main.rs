@@ -28,6 +28,8 @@ struct Arguments {
 }
 
 #[derive(Subcommand)]
+// There is one of these per run: its size does not matter.
+#[allow(clippy::large_enum_variant)]
 enum Command {
     /// Continue a prompt
     Generate(generate::GenerateArguments),
