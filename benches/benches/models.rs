@@ -1,4 +1,4 @@
-//! Time of the tiny model, and of one MoE block at OLMoE-1B-7B's size by plain tensor operations.
+//! Time of the tiny model, and of the experts of one MoE block at OLMoE-1B-7B's size.
 //!
 //! `cargo bench -p locum-benches --bench models`; `-- --quick` takes a tenth of the time. The
 //! output is Markdown.
@@ -109,7 +109,7 @@ fn block(effort: Effort) {
     let bandwidth = read_bandwidth(effort);
     println!(
         "One MoE block: hidden {HIDDEN}, intermediate {INTERMEDIATE}, {EXPERTS} experts, top {TOP_K}, weights bf16,\n\
-         activations f32, plain tensor operations. Memory reads at {:.1} GB/s in the same run.\n",
+         activations f32, router excluded. Memory was read at {:.1} GB/s before it, in the same run.\n",
         bandwidth / 1e9
     );
     println!(
