@@ -6,7 +6,7 @@
 //! that are tensor names. The exception is [`RoutedExperts`], which packs the retained experts and
 //! owns the constants of the substituted ones.
 //!
-//! Everything here is lazy until weights are loaded: building a model allocates nothing.
+//! Everything here is lazy until weights are loaded: building a model allocates no weight.
 #![deny(missing_docs)]
 
 mod attention;

@@ -24,7 +24,7 @@ pub struct Block {
 }
 
 impl Mixtures {
-    /// A model without weights: building one allocates nothing.
+    /// A model without weights: building one allocates none.
     pub fn new(layers: u32, device: &Device) -> Self {
         let block = |layer| {
             let experts = ExpertsConfig {

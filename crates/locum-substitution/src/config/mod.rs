@@ -97,7 +97,7 @@ impl SubstitutionSpec {
     ///
     /// # Errors
     ///
-    /// A declaration that is not what DESIGN calls one of the two formats, or both at once; the
+    /// A declaration that is in neither of the two formats, or both at once; the
     /// message names the field.
     pub fn from_config(config: &Value) -> Result<Self, SubstitutionError> {
         let Some(top) = config.as_object() else {
