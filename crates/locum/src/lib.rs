@@ -10,6 +10,7 @@
 //! | [`checkpoint`] | safetensors files and shards |
 //! | [`nn`] | Burn layers: routed experts with constants, routers, attention |
 //! | [`models`] | architectures, and text generation |
+//! | [`prune`] | calibrate a model, rank its experts, and export it with constants in their place |
 //! | [`eplb`] | where expert replicas go on a cluster |
 //!
 //! To use a checkpoint of a known architecture, start at [`models::Model`]. To let a model struct of
@@ -22,6 +23,7 @@ pub use eplb;
 pub use locum_checkpoint as checkpoint;
 pub use locum_models as models;
 pub use locum_nn as nn;
+pub use locum_prune as prune;
 pub use locum_substitution as substitution;
 
 pub use locum_macros::{MoeLayers, expert_substitution};

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// From the top down.
-pub(super) const LAYERS: [&str; 9] = [
+pub(super) const LAYERS: [&str; 10] = [
     "eplb",
     "locum-substitution",
     "locum-macros",
@@ -11,6 +11,7 @@ pub(super) const LAYERS: [&str; 9] = [
     "locum-kernels",
     "locum-nn",
     "locum-models",
+    "locum-prune",
     "locum",
     "locum-cli",
 ];
