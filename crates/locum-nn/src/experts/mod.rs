@@ -5,7 +5,7 @@ mod constants;
 mod packing;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 use locum_substitution::{
     BoxError, Constant, Dtype, ExpertWeights, MoeLayer, MoeLayerInfo, PackedPart, RouteTable,
 };
@@ -226,7 +226,7 @@ impl MoeLayer for RoutedExperts {
             row.copy_from_slice(&constant.value);
         }
         let device = values.lazy_device();
-        let loaded = tensor(bytes, shape, dtype, &device);
+        let loaded = tensor(Bytes::from_bytes_vec(bytes), shape, dtype, &device);
         *values = Param::initialized(values.id, loaded);
         Ok(())
     }
