@@ -19,6 +19,10 @@ use locum_benches::{Effort, machine, olmoe, read_bandwidth_once};
 use locum_kernels::Variant;
 use rayon::prelude::*;
 
+/// As the command line has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const PROMPT: usize = 512;
 
 fn main() {
@@ -128,6 +132,26 @@ fn child(what: &str, directory: &Path) {
             println!("{time} {weights} {resident} {peak}");
         }
         "pread" => pread(directory),
+        // For a profiler: `perf record target/release/deps/whole_model-… --child decode DIR`.
+        "decode" | "prefill" => {
+            let dtype = if what == "decode" {
+                DType::F32
+            } else {
+                DType::BF16
+            };
+            let model = load(directory, dtype);
+            let mut caches = [model.new_cache()];
+            let steps: i64 = std::env::var("STEPS").map_or(8, |s| s.parse().unwrap());
+            for step in 0..steps {
+                let next = if what == "decode" {
+                    vec![step * 31 % 50304]
+                } else {
+                    caches = [model.new_cache()];
+                    ids(PROMPT)
+                };
+                model.logits(&[next], &mut caches, Logits::Last).unwrap();
+            }
+        }
         _ => {
             let model = load(directory, DType::BF16);
             let mut caches = [model.new_cache()];

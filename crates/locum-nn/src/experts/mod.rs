@@ -10,6 +10,7 @@ use locum_substitution::{
     BoxError, Constant, Dtype, ExpertWeights, MoeLayer, MoeLayerInfo, PackedPart, RouteTable,
 };
 
+use crate::extension;
 use crate::parameter::{burn_dtype, tensor, unloaded};
 use packing::Packing;
 
@@ -178,7 +179,7 @@ impl RoutedExperts {
             (Some(sum), None) | (None, Some(sum)) => sum,
             (None, None) => Tensor::zeros([tokens, hidden], (&device, DType::F32)),
         };
-        sum.cast(dtype)
+        extension::cast(sum, dtype)
     }
 }
 
