@@ -6,4 +6,4 @@ mod error;
 mod statistics;
 
 pub use error::PruneError;
-pub use statistics::{ExpertStatistics, LayerStatistics, Statistics};
+pub use statistics::{ExpertStatistics, LayerStatistics, Origin, Statistics};
