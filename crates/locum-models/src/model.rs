@@ -163,6 +163,12 @@ impl Model {
         &self.device
     }
 
+    /// The type that it computes in.
+    #[must_use]
+    pub fn activations(&self) -> DType {
+        self.model.language_model().activations()
+    }
+
     /// What can be asked of it.
     #[must_use]
     pub fn limits(&self) -> Limits {

@@ -58,6 +58,20 @@ pub fn cpu_variant() -> Result<&'static str, KernelError> {
     Variant::detect().map(|variant| variant.name())
 }
 
+/// What computes on a device with activations of a type: results of two machines can only be the same
+/// where this is.
+#[must_use]
+pub fn kernels(device: &Device, activations: DType) -> String {
+    match Variant::detect() {
+        Ok(variant) if *device == Device::flex() => {
+            let products = activations == DType::BF16 && variant.has_bf16_products();
+            let products = if products { " with bf16 products" } else { "" };
+            format!("{}{products}", variant.name())
+        }
+        _ => format!("{device:?}"),
+    }
+}
+
 /// [`Kernels::gated_mlp`] on tensors.
 pub(crate) fn gated_mlp(
     x: Tensor<2>,

@@ -36,7 +36,7 @@ pub use attention::{
 pub use cache::{KvCache, LayerCache};
 pub use embedding::Embedding;
 pub use experts::{ExpertNames, ExpertsConfig, RoutedExperts, Routes};
-pub use extension::cpu_variant;
+pub use extension::{cpu_variant, kernels};
 pub use feed_forward::FeedForward;
 pub use hyper_connection::{HyperConnection, HyperOptions, HyperParameters, StreamMixing};
 pub use linear::Linear;

@@ -38,6 +38,41 @@ pub struct Origin {
     pub covered: Vec<Range<usize>>,
 }
 
+impl Origin {
+    /// How many sequences were counted.
+    #[must_use]
+    pub fn counted(&self) -> usize {
+        self.covered.iter().map(Range::len).sum()
+    }
+
+    /// Whether all sequences were counted: a shard's statistics are of some of them.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.counted() == self.sequences
+    }
+
+    /// The first thing but coverage that two differ in, with what it is in each.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let of = |origin: &Self| {
+            let seed = (origin.seed).map_or_else(|| "none".into(), |seed| seed.to_string());
+            [
+                ("models", origin.model.clone()),
+                ("kernels", origin.kernels.clone()),
+                ("activations", origin.activations.clone()),
+                ("lengths", origin.length.to_string()),
+                ("batches", origin.batch.to_string()),
+                ("numbers of sequences", origin.sequences.to_string()),
+                ("seeds", seed),
+                ("texts", origin.text.clone()),
+            ]
+        };
+        let pairs = of(self).into_iter().zip(of(other));
+        pairs
+            .map(|((what, found), (_, expected))| (what, found, expected))
+            .find(|(_, found, expected)| found != expected)
+    }
+}
+
 /// One MoE layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerStatistics {
