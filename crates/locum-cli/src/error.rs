@@ -4,11 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use locum::models::ModelError;
+use locum::prune::PruneError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     #[error(transparent)]
     Model(#[from] ModelError),
+
+    #[error(transparent)]
+    Prune(#[from] PruneError),
 
     /// The reader of our output has gone.
     #[error("the output was closed")]

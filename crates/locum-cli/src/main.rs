@@ -1,10 +1,12 @@
 //! `locum`: generate from, inspect and compare mixture-of-experts checkpoints.
 
+mod calibrate;
 mod eplb;
 mod error;
 mod generate;
 mod inspect;
 mod logits;
+mod merge_stats;
 mod output;
 mod source;
 
@@ -42,6 +44,10 @@ enum Command {
     Inspect(inspect::InspectArguments),
     /// Write a model's logits for given token ids, to compare with another implementation
     Logits(logits::LogitsArguments),
+    /// Count on a text what each expert of a model does, for `locum prune`
+    Calibrate(calibrate::CalibrateArguments),
+    /// Put the statistics of shards together
+    MergeStats(merge_stats::MergeStatsArguments),
     /// Plan where expert replicas go
     #[command(subcommand)]
     Eplb(eplb::EplbCommand),
@@ -63,6 +69,8 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
+        Command::Calibrate(arguments) => calibrate::run(&arguments),
+        Command::MergeStats(arguments) => merge_stats::run(&arguments),
         Command::Eplb(command) => eplb::run(&command),
     };
     match result {

@@ -27,15 +27,27 @@ pub struct GatedMlp<'a> {
     pub down: Weights<'a>,
 }
 
+/// Where a call's results go.
+pub(crate) struct Results<'a> {
+    /// `[tokens, hidden]`, weighted and summed.
+    pub(crate) out: &'a mut [f32],
+    /// `[routes, hidden]`, before they are weighted, where somebody wants them.
+    pub(crate) outputs: Option<&'a mut [f32]>,
+}
+
 impl GatedMlp<'_> {
     pub(crate) fn check(
         &self,
         x: Activations<'_>,
         routes: &Routes,
-        out: &[f32],
+        results: &Results<'_>,
     ) -> Result<(), KernelError> {
         let (hidden, intermediate, rows) = (self.hidden, self.intermediate, routes.rows());
+        let Results { out, outputs } = results;
         let tokens = out.len().checked_div(hidden).unwrap_or(0);
+        if let Some(outputs) = outputs {
+            check_length("outputs", &[routes.len(), hidden], outputs.len())?;
+        }
         check_length("out", &[tokens, hidden], out.len())?;
         check_length("x", &[tokens, hidden], x.len())?;
         let gate_up = [rows, 2, intermediate, hidden];
@@ -49,17 +61,22 @@ impl GatedMlp<'_> {
     }
 
     /// With exact products.
-    pub(crate) fn exact<M>(&self, machine: M, x: Activations<'_>, routes: &Routes, out: &mut [f32])
-    where
+    pub(crate) fn exact<M>(
+        &self,
+        machine: M,
+        x: Activations<'_>,
+        routes: &Routes,
+        results: Results<'_>,
+    ) where
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16>,
     {
         match x {
-            Activations::F32(x) => self.exact_of(machine, x, routes, out),
-            Activations::Bf16(x) => self.exact_of(machine, x, routes, out),
+            Activations::F32(x) => self.exact_of(machine, x, routes, results),
+            Activations::Bf16(x) => self.exact_of(machine, x, routes, results),
         }
     }
 
-    fn exact_of<M, A: Element>(&self, machine: M, x: &[A], routes: &Routes, out: &mut [f32])
+    fn exact_of<M, A: Element>(&self, machine: M, x: &[A], routes: &Routes, results: Results<'_>)
     where
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16> + Loads<A>,
     {
@@ -69,9 +86,9 @@ impl GatedMlp<'_> {
             Weights::Bf16(gate_up) => self.gate_up(machine, x, gate_up, routes),
         };
         match self.down {
-            Weights::F32(down) => self.down(machine, &hidden, down, out),
-            Weights::F16(down) => self.down(machine, &hidden, down, out),
-            Weights::Bf16(down) => self.down(machine, &hidden, down, out),
+            Weights::F32(down) => self.down(machine, &hidden, down, results),
+            Weights::F16(down) => self.down(machine, &hidden, down, results),
+            Weights::Bf16(down) => self.down(machine, &hidden, down, results),
         }
     }
 
@@ -82,10 +99,10 @@ impl GatedMlp<'_> {
         x: &[T],
         [gate_up, down]: [&[T]; 2],
         routes: &Routes,
-        out: &mut [f32],
+        results: Results<'_>,
     ) {
         let hidden = self.gate_up(machine, x, gate_up, routes);
-        self.down(machine, &hidden, down, out);
+        self.down(machine, &hidden, down, results);
     }
 
     /// `activation(gate·x) ⊙ up·x` for each route, packed for the down projection.
@@ -144,22 +161,25 @@ impl GatedMlp<'_> {
         of_experts
     }
 
-    /// `out[token] = Σ w · down·h`, in the order of rows.
+    /// `outputs[route] = down·h`, where it is wanted, and `out[token] = Σ w · down·h`, in the order of
+    /// rows.
     fn down<M: Machine + Loads<W>, W: Element>(
         &self,
         machine: M,
         of_experts: &Intermediate<'_>,
         down: &[W],
-        out: &mut [f32],
+        Results { out, outputs }: Results<'_>,
     ) {
         let (hidden, intermediate) = (self.hidden, self.intermediate);
         out.fill(0.0);
         if of_experts.values.is_empty() {
+            outputs.into_iter().for_each(|outputs| outputs.fill(0.0));
             return;
         }
         let block = tasks::columns_per_task(hidden, 4, 2 * M::LANES);
         let work = of_experts.routes * hidden * intermediate;
         let out = Shared::new(out);
+        let outputs = outputs.map(Shared::new);
         tasks::run(
             hidden.div_ceil(block),
             work,
@@ -181,6 +201,13 @@ impl GatedMlp<'_> {
                             // SAFETY: tasks have columns of their own.
                             let sums = unsafe { out.part(from..from + values.len()) };
                             arch::accumulate(machine, expert.active.weights[index], values, sums);
+                            if let Some(outputs) = outputs {
+                                let route = expert.active.first + index;
+                                let from = route * hidden + columns.start + column;
+                                // SAFETY: as above.
+                                unsafe { outputs.part(from..from + values.len()) }
+                                    .copy_from_slice(values);
+                            }
                         },
                     );
                 }

@@ -66,6 +66,7 @@ impl Routes {
                 let range = ends[0]..ends[1];
                 (!range.is_empty()).then(|| Active {
                     row,
+                    first: range.start,
                     tokens: &self.tokens[range.clone()],
                     weights: &self.weights[range],
                 })
@@ -90,6 +91,8 @@ impl Routes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active<'a> {
     pub(crate) row: usize,
+    /// The place of its first route among all routes.
+    pub(crate) first: usize,
     pub(crate) tokens: &'a [usize],
     pub(crate) weights: &'a [f32],
 }

@@ -8,6 +8,7 @@ use crate::arch::x86_64::{
     avx512::{Avx512, Avx512Bf16},
 };
 use crate::arch::{self, portable::Portable};
+use crate::gated_mlp::Results;
 use crate::norm;
 use crate::{
     Activations, ActivationsMut, Attention, GatedMlp, KernelError, Linear, Routes, Weights,
@@ -136,17 +137,50 @@ impl Variant {
         routes: &Routes,
         out: &mut [f32],
     ) -> Result<(), KernelError> {
-        mlp.check(x, routes, out)?;
+        let outputs = None;
+        self.run_gated_mlp(mlp, x, routes, Results { out, outputs })
+    }
+
+    /// [`gated_mlp`](Self::gated_mlp), which also gives what each route's expert gives before it is
+    /// weighted. `out` is the same, bit by bit.
+    ///
+    /// # Shapes
+    ///
+    /// `outputs` `[routes, hidden]`, in the order of `routes`: row by row, in each row token by token.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`gated_mlp`](Self::gated_mlp).
+    pub fn gated_mlp_with_outputs(
+        self,
+        mlp: &GatedMlp<'_>,
+        x: Activations<'_>,
+        routes: &Routes,
+        out: &mut [f32],
+        outputs: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let outputs = Some(outputs);
+        self.run_gated_mlp(mlp, x, routes, Results { out, outputs })
+    }
+
+    fn run_gated_mlp(
+        self,
+        mlp: &GatedMlp<'_>,
+        x: Activations<'_>,
+        routes: &Routes,
+        results: Results<'_>,
+    ) -> Result<(), KernelError> {
+        mlp.check(x, routes, &results)?;
         match self.0 {
-            Machine::Portable(machine) => mlp.exact(machine, x, routes, out),
+            Machine::Portable(machine) => mlp.exact(machine, x, routes, results),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx2(machine) => mlp.exact(machine, x, routes, out),
+            Machine::Avx2(machine) => mlp.exact(machine, x, routes, results),
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(exact, dot) => match (dot, x, mlp.gate_up, mlp.down) {
                 (Some(dot), Activations::Bf16(x), Weights::Bf16(gate_up), Weights::Bf16(down)) => {
-                    mlp.in_type(dot, x, [gate_up, down], routes, out)
+                    mlp.in_type(dot, x, [gate_up, down], routes, results)
                 }
-                _ => mlp.exact(exact, x, routes, out),
+                _ => mlp.exact(exact, x, routes, results),
             },
         }
         Ok(())

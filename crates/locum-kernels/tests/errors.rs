@@ -41,6 +41,29 @@ fn length_that_does_not_fit_is_named() {
 }
 
 #[test]
+fn length_of_outputs_is_that_of_the_routes() {
+    let routes = Routes::from_rows([vec![(0, 1.0), (1, 1.0)], vec![(3, 1.0)]]);
+    let mlp = GatedMlp {
+        hidden: 2,
+        intermediate: 3,
+        activation: Activation::Silu,
+        gate_up: Weights::F32(&ZEROS[..24]),
+        down: Weights::F32(&ZEROS[..12]),
+    };
+    let run = |outputs: &mut [f32]| {
+        let x = Activations::F32(&ZEROS[..8]);
+        Variant::detect()?.gated_mlp_with_outputs(&mlp, x, &routes, &mut [1.0; 8], outputs)
+    };
+    assert_eq!(run(&mut [1.0; 6]), Ok(()));
+    let error = KernelError::Length {
+        what: "outputs",
+        expected: 6,
+        found: 8,
+    };
+    assert_eq!(run(&mut [1.0; 8]), Err(error));
+}
+
+#[test]
 fn route_of_no_token_is_named() {
     let routes = Routes::from_rows([vec![(0, 1.0)], vec![(4, 1.0)]]);
     let error = KernelError::Token {

@@ -149,6 +149,22 @@ impl Layer {
         out
     }
 
+    /// The sums, and each route's own output.
+    fn run_with_outputs(
+        &self,
+        variant: Variant,
+        x: &Stored,
+        routes: &Routes,
+        tokens: usize,
+    ) -> [Vec<f32>; 2] {
+        let mut out = vec![f32::NAN; tokens * self.hidden];
+        let mut outputs = vec![f32::NAN; routes.len() * self.hidden];
+        variant
+            .gated_mlp_with_outputs(&self.mlp(), x.activations(), routes, &mut out, &mut outputs)
+            .unwrap();
+        [out, outputs]
+    }
+
     fn exact(&self, x: &Stored, routes: &[Vec<(usize, f32)>], tokens: usize) -> Vec<Exact> {
         let (hidden, intermediate) = (self.hidden, self.intermediate);
         let (x, gate_up, down) = (x.values(), self.gate_up.values(), self.down.values());
@@ -261,6 +277,35 @@ proptest! {
     }
 
     #[test]
+    fn outputs_of_routes_are_right_in_every_variant(
+        tokens in 0usize..=40, hidden in 0usize..=70, intermediate in 0usize..=40,
+        rows in 0usize..5, kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
+    ) {
+        let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * hidden));
+        let layer = Layer::new(rows, [hidden, intermediate], [kind; 2], seed);
+        let routes = some_routes(rows, tokens, seed);
+        // A route's own output is the sum of a layer that has this route alone, with weight 1.
+        let exact: Vec<Exact> = (0..rows)
+            .flat_map(|row| routes[row].iter().map(move |&(token, _)| (row, token)))
+            .flat_map(|(row, token)| {
+                let mut alone = vec![Vec::new(); rows];
+                alone[row].push((token, 1.0));
+                layer.exact(&x, &alone, tokens)[token * hidden..][..hidden].to_vec()
+            })
+            .collect();
+        let routes = Routes::from_rows(routes);
+        for variant in Variant::available() {
+            let expected = layer.run(variant, &x, &routes, tokens);
+            let [out, outputs] = layer.run_with_outputs(variant, &x, &routes, tokens);
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&out), bits(&expected), "{}", variant.name());
+            let rounds = variant.has_bf16_products() && bf16_activations && kind == 2;
+            let epsilon = if rounds { 1.0 / 512.0 } else { 4e-6 };
+            assert_close(&outputs, &exact, epsilon, variant.name());
+        }
+    }
+
+    #[test]
     fn results_do_not_depend_on_the_number_of_threads(
         tokens in 1usize..=40, kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
     ) {
@@ -274,7 +319,7 @@ proptest! {
             let [one, two, three] = [1, 2, 3].map(|threads| in_pool(threads, || {
                 let mut y = vec![0.0; tokens * 1500];
                 variant.linear(&linear, x.activations(), &mut y).unwrap();
-                y.extend(layer.run(variant, &x, &routes, tokens));
+                y.extend(layer.run_with_outputs(variant, &x, &routes, tokens).concat());
                 y.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             }));
             prop_assert!(one == two, "{}", variant.name());

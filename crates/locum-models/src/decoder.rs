@@ -4,8 +4,8 @@ use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use locum_macros::{MoeLayers, expert_substitution};
 use locum_nn::{
-    Embedding, KvCache, Linear, RmsNorm, RotaryConfig, Step, check_parameters, load_parameters,
-    none_missing,
+    Embedding, ExpertObserver, KvCache, Linear, RmsNorm, RotaryConfig, Step, check_parameters,
+    load_parameters, none_missing,
 };
 use locum_substitution::name::LayerName;
 use locum_substitution::{
@@ -144,10 +144,16 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
         self.activations
     }
 
-    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2> {
+    fn forward_observed(
+        &self,
+        ids: &[Vec<i64>],
+        caches: &mut [KvCache],
+        wanted: Logits,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         let device = self.model.embed_tokens.weight.lazy_device();
         let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
-        let mut step = Step::new(&lengths, caches, &self.config.rotary, &device);
+        let mut step = Step::new(&lengths, caches, &self.config.rotary, &device).observed(observer);
         let ids = ids.concat();
         let tokens = ids.len();
         let ids = Tensor::from_data(TensorData::new(ids, [tokens]), &device);
@@ -157,6 +163,10 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
         }
         let x = match wanted {
             Logits::All => x,
+            Logits::None => {
+                step.finish();
+                return Tensor::zeros([0, self.config.vocabulary], (&device, DType::F32));
+            }
             Logits::Last => {
                 let last: Vec<i64> = step.last_tokens().map(|token| token as i64).collect();
                 let sequences = last.len();

@@ -5,9 +5,9 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use locum_macros::{MoeLayers, expert_substitution};
 use locum_nn::{
-    ClampedMlp, CompressedAttention, Embedding, HyperConnection, HyperOptions, KvCache, Linear,
-    RmsNorm, RotaryConfig, SelfAttention, SparseMoe, Step, check_parameters, load_parameters,
-    none_missing,
+    ClampedMlp, CompressedAttention, Embedding, ExpertObserver, HyperConnection, HyperOptions,
+    KvCache, Linear, RmsNorm, RotaryConfig, SelfAttention, SparseMoe, Step, check_parameters,
+    load_parameters, none_missing,
 };
 use locum_substitution::name::LayerName;
 use locum_substitution::{
@@ -129,7 +129,7 @@ impl HyperConnectedLayer {
         );
         let (x, mixing) = around_experts.enter(&streams);
         let x = self.ffn_norm.forward(x).cast(dtype);
-        let y = self.ffn.forward_tokens(x, ids);
+        let y = self.ffn.forward_tokens(x, ids, step.observer());
         mixing.leave(streams, y)
     }
 }
@@ -218,10 +218,16 @@ impl CausalLm for HyperConnectedLm {
         self.activations
     }
 
-    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2> {
+    fn forward_observed(
+        &self,
+        ids: &[Vec<i64>],
+        caches: &mut [KvCache],
+        wanted: Logits,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         let device = self.embed.weight.lazy_device();
         let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
-        let mut step = Step::new(&lengths, caches, &self.config.rotary, &device);
+        let mut step = Step::new(&lengths, caches, &self.config.rotary, &device).observed(observer);
         let ids = ids.concat();
         let tokens = ids.len();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [tokens]), &device);
@@ -234,6 +240,10 @@ impl CausalLm for HyperConnectedLm {
         }
         let streams = match wanted {
             Logits::All => streams,
+            Logits::None => {
+                step.finish();
+                return Tensor::zeros([0, self.config.vocabulary], (&device, DType::F32));
+            }
             Logits::Last => {
                 let last: Vec<i64> = step.last_tokens().map(|token| token as i64).collect();
                 let sequences = last.len();

@@ -1,7 +1,7 @@
 //! What text generation needs of an architecture.
 
 use burn::tensor::{DType, Tensor};
-use locum_nn::KvCache;
+use locum_nn::{ExpertObserver, KvCache};
 
 /// The sizes that bound what can be asked of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub enum Logits {
     All,
     /// Those of each sequence's last token only.
     Last,
+    /// None: only the experts are of interest, and the output head is left out.
+    None,
 }
 
 /// A causal language model.
@@ -38,8 +40,23 @@ pub trait CausalLm {
     /// # Shapes
     ///
     /// Gives `[all tokens, vocabulary]`, sequence after sequence, or `[sequences, vocabulary]` where
-    /// the last tokens' are wanted; `f32`.
-    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2>;
+    /// the last tokens' are wanted, or `[0, vocabulary]` where none are; `f32`.
+    fn forward(&self, ids: &[Vec<i64>], caches: &mut [KvCache], wanted: Logits) -> Tensor<2> {
+        self.forward_observed(ids, caches, wanted, None)
+    }
+
+    /// [`forward`](Self::forward), while somebody may look on at the experts.
+    ///
+    /// # Shapes
+    ///
+    /// Those of [`forward`](Self::forward).
+    fn forward_observed(
+        &self,
+        ids: &[Vec<i64>],
+        caches: &mut [KvCache],
+        wanted: Logits,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2>;
 
     /// The type that the model computes in.
     fn activations(&self) -> DType;

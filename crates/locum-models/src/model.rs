@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use locum_checkpoint::Checkpoint;
-use locum_nn::KvCache;
+use locum_nn::{ExpertObserver, KvCache};
 use locum_substitution::{
     LoadWeights, Loaded, MoeLayerInfo, NamedTensor, ProcessWeightsAfterLoading, RouteTable,
     SubstitutionError, SubstitutionSpec,
@@ -168,6 +168,12 @@ impl Model {
         &self.device
     }
 
+    /// The type that it computes in.
+    #[must_use]
+    pub fn activations(&self) -> DType {
+        self.model.language_model().activations()
+    }
+
     /// What can be asked of it.
     #[must_use]
     pub fn limits(&self) -> Limits {
@@ -186,7 +192,7 @@ impl Model {
     /// # Shapes
     ///
     /// Gives `[all tokens, vocabulary]`, row-major, sequence after sequence, or
-    /// `[sequences, vocabulary]` where the last tokens' are wanted.
+    /// `[sequences, vocabulary]` where the last tokens' are wanted, or nothing where none are.
     ///
     /// # Errors
     ///
@@ -198,9 +204,30 @@ impl Model {
         caches: &mut [KvCache],
         wanted: Logits,
     ) -> Result<Vec<f32>, ModelError> {
+        self.logits_observed(ids, caches, wanted, None)
+    }
+
+    /// [`logits`](Self::logits), while somebody may look on at the experts of each MoE layer.
+    ///
+    /// # Shapes
+    ///
+    /// Those of [`logits`](Self::logits). The tokens of an observation are those of `ids`, sequence
+    /// after sequence.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`logits`](Self::logits).
+    pub fn logits_observed(
+        &self,
+        ids: &[Vec<i64>],
+        caches: &mut [KvCache],
+        wanted: Logits,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Result<Vec<f32>, ModelError> {
         let before: Vec<usize> = caches.iter().map(KvCache::tokens).collect();
         self.check_ids(ids, &before)?;
-        let logits = self.model.language_model().forward(ids, caches, wanted);
+        let model = self.model.language_model();
+        let logits = model.forward_observed(ids, caches, wanted, observer);
         Ok(logits.into_data().iter::<f32>().collect())
     }
 

@@ -71,10 +71,10 @@ impl<A: SelfAttention> DecoderLayer for PreNormLayer<A> {
         let mut x = x + self.self_attn.forward(normed, layer, step);
         let normed = self.post_attention_layernorm.forward(x.clone());
         if let Some(moe) = &self.block_sparse_moe {
-            x = x + moe.forward(normed.clone());
+            x = x + moe.forward_observed(normed.clone(), step.observer());
         }
         if let Some(mlp) = &self.mlp {
-            x = x + mlp.forward(normed);
+            x = x + mlp.forward_observed(normed, step.observer());
         }
         x
     }

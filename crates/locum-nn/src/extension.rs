@@ -11,17 +11,20 @@ use locum_kernels::{
     Routes, Variant, Weights,
 };
 
+use crate::observer::OutputBuffer;
+
 /// Operations that a backend may have.
 #[backend_extension(Flex)]
 pub(crate) trait Kernels: Backend {
     /// `[tokens, hidden]` to the same in `f32`, with `gate_up` `[rows, 2·intermediate, hidden]` and
-    /// `down` `[rows, hidden, intermediate]`.
+    /// `down` `[rows, hidden, intermediate]`. `outputs`, where there is one, gets `[routes, hidden]`.
     fn gated_mlp(
         x: FloatTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         routes: Routes,
         variant: Variant,
+        outputs: Option<OutputBuffer>,
     ) -> FloatTensor<Self>;
 
     /// `[tokens, inputs]` to `[tokens, outputs]` in `f32`, with `weight` `[outputs, inputs]`.
@@ -77,6 +80,20 @@ pub fn cpu_variant() -> Result<&'static str, KernelError> {
     Variant::detect().map(|variant| variant.name())
 }
 
+/// What computes on a device with activations of a type: results of two machines can only be the same
+/// where this is.
+#[must_use]
+pub fn kernels(device: &Device, activations: DType) -> String {
+    match Variant::detect() {
+        Ok(variant) if *device == Device::flex() => {
+            let products = activations == DType::BF16 && variant.has_bf16_products();
+            let products = if products { " with bf16 products" } else { "" };
+            format!("{}{products}", variant.name())
+        }
+        _ => format!("{device:?}"),
+    }
+}
+
 /// [`Kernels::gated_mlp`] on tensors.
 pub(crate) fn gated_mlp(
     x: Tensor<2>,
@@ -84,6 +101,7 @@ pub(crate) fn gated_mlp(
     down: Tensor<3>,
     routes: Routes,
     variant: Variant,
+    outputs: Option<OutputBuffer>,
 ) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as Kernels>::gated_mlp(
         x.into_dispatch(),
@@ -91,6 +109,7 @@ pub(crate) fn gated_mlp(
         down.into_dispatch(),
         routes,
         variant,
+        outputs,
     ))
 }
 
@@ -158,6 +177,7 @@ impl Kernels for Flex {
         down: Buffer,
         routes: Routes,
         variant: Variant,
+        outputs: Option<OutputBuffer>,
     ) -> Buffer {
         let [x, gate_up, down] = [x, gate_up, down].map(|tensor| tensor.to_contiguous());
         let shape = x.layout().shape().clone();
@@ -169,9 +189,17 @@ impl Kernels for Flex {
             down: weights(&down),
         };
         let mut out = vec![0.0; shape.num_elements()];
-        variant
-            .gated_mlp(&mlp, activations(&x), &routes, &mut out)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let x = activations(&x);
+        let done = match outputs {
+            None => variant.gated_mlp(&mlp, x, &routes, &mut out),
+            Some(buffer) => {
+                let mut outputs = vec![0.0; routes.len() * mlp.hidden];
+                let done = variant.gated_mlp_with_outputs(&mlp, x, &routes, &mut out, &mut outputs);
+                buffer.put(outputs);
+                done
+            }
+        };
+        done.unwrap_or_else(|error| panic!("{error}"));
         tensor(out, [shape[0], shape[1]])
     }
 

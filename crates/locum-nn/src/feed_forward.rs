@@ -6,7 +6,7 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 use locum_substitution::{ModulePath, MoeLayerVisitor, MoeLayers};
 
-use crate::{GatedMlp, Mlp, SparseMoe};
+use crate::{ExpertObserver, GatedMlp, Mlp, SparseMoe};
 
 /// A dense feed-forward, or a mixture of experts in its place.
 ///
@@ -30,9 +30,23 @@ impl FeedForward {
     /// `[tokens, hidden]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.forward_observed(x, None)
+    }
+
+    /// [`forward`](Self::forward), while somebody may look on.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same.
+    #[must_use]
+    pub fn forward_observed(
+        &self,
+        x: Tensor<2>,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         match self {
             Self::Dense(mlp) => mlp.forward(x),
-            Self::Sparse(moe) => moe.forward(x),
+            Self::Sparse(moe) => moe.forward_observed(x, observer),
         }
     }
 

@@ -8,7 +8,7 @@ use locum_macros::MoeLayers;
 
 use crate::experts::{ExpertsConfig, RoutedExperts};
 use crate::parameter::unloaded;
-use crate::{ClampedMlp, GatedMlp, Linear, Mlp, Router, Routes, RoutingRule};
+use crate::{ClampedMlp, ExpertObserver, GatedMlp, Linear, Mlp, Router, Routes, RoutingRule};
 
 /// Routed experts, and in some families experts that every token goes to.
 ///
@@ -98,28 +98,53 @@ impl<S: Mlp> SparseMoe<S> {
     /// `[tokens, hidden]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.forward_observed(x, None)
+    }
+
+    /// [`forward`](Self::forward), while somebody may look on.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same.
+    #[must_use]
+    pub fn forward_observed(
+        &self,
+        x: Tensor<2>,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         let routes = match &self.e_score_correction_bias {
             Some(bias) => self
                 .gate
                 .forward_with_bias(x.clone(), &self.rule, Some(bias)),
             None => self.gate.forward(x.clone(), &self.rule),
         };
-        self.forward_routes(x, &routes)
+        self.forward_routes(x, &routes, observer)
     }
 
-    /// Computes some tokens whose experts may be chosen by which tokens they are.
+    /// Computes some tokens whose experts may be chosen by which tokens they are, while somebody may
+    /// look on.
     ///
     /// # Shapes
     ///
     /// `[tokens, hidden]` to the same; `ids` `[tokens]`.
     #[must_use]
-    pub fn forward_tokens(&self, x: Tensor<2>, ids: &Tensor<1, Int>) -> Tensor<2> {
+    pub fn forward_tokens(
+        &self,
+        x: Tensor<2>,
+        ids: &Tensor<1, Int>,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         let routes = self.gate.forward_tokens(x.clone(), ids, &self.rule);
-        self.forward_routes(x, &routes)
+        self.forward_routes(x, &routes, observer)
     }
 
-    fn forward_routes(&self, x: Tensor<2>, routes: &Routes) -> Tensor<2> {
-        let mut y = self.experts.forward(x.clone(), routes);
+    fn forward_routes(
+        &self,
+        x: Tensor<2>,
+        routes: &Routes,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
+        let mut y = self.experts.forward_observed(x.clone(), routes, observer);
         if let Some(shared) = &self.shared_experts {
             y = y + shared.forward(x.clone());
         }

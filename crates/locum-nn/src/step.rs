@@ -7,7 +7,7 @@
 
 use burn::tensor::{Device, Tensor};
 
-use crate::{KvCache, LayerCache, RotaryConfig, RotaryEmbedding};
+use crate::{ExpertObserver, KvCache, LayerCache, RotaryConfig, RotaryEmbedding};
 
 /// The sequences of a step, with their caches and positions.
 #[derive(Debug)]
@@ -18,6 +18,7 @@ pub struct Step<'c> {
     /// What has been asked for so far, the model's own first.
     rotary: Vec<(RotaryConfig, RotaryEmbedding)>,
     device: Device,
+    observer: Option<&'c mut dyn ExpertObserver>,
 }
 
 impl<'c> Step<'c> {
@@ -43,7 +44,21 @@ impl<'c> Step<'c> {
             device: device.clone(),
             lengths: lengths[..lengths.len().min(caches.len())].to_vec(),
             caches,
+            observer: None,
         }
+    }
+
+    /// The same step with somebody who looks on.
+    #[must_use]
+    pub fn observed<'o: 'c>(mut self, observer: Option<&'o mut (dyn ExpertObserver + 'o)>) -> Self {
+        self.observer = observer.map(|observer| observer as &mut dyn ExpertObserver);
+        self
+    }
+
+    /// Who looks on, if anybody does.
+    pub fn observer(&mut self) -> Option<&mut dyn ExpertObserver> {
+        let observer = self.observer.as_mut()?;
+        Some(&mut **observer)
     }
 
     /// The rotations of the step's tokens.

@@ -1,5 +1,9 @@
 //! What can go wrong in making a checkpoint.
 
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
 use locum_checkpoint::CheckpointError;
 use locum_models::ModelError;
 
@@ -10,7 +14,177 @@ pub enum PruneError {
     /// Of the model.
     #[error(transparent)]
     Model(#[from] ModelError),
+
     /// Of its files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+
+    /// A call to the file system.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+
+    /// A model whose layers are all dense.
+    #[error("{} has no MoE layer: there is no expert to calibrate", .0.display())]
+    NoMoeLayer(PathBuf),
+
+    /// Sequences longer than the model's context, or without a token.
+    #[error("a length of {length} tokens is not between 1 and the model's context of {most}")]
+    Length {
+        /// What was asked for.
+        length: usize,
+        /// The model's context.
+        most: usize,
+    },
+
+    /// A text that makes no sequence.
+    #[error(
+        "the text has {tokens} tokens, fewer than one sequence of {length}: give more text, or a \
+         shorter --length"
+    )]
+    TextTooShort {
+        /// The text's tokens.
+        tokens: usize,
+        /// Those of a sequence.
+        length: usize,
+    },
+
+    /// A text that makes too few sequences.
+    #[error(
+        "{wanted} sequences were asked for, but the text has {found} of {length} tokens: give more \
+         text, or --sequences between 1 and {found}"
+    )]
+    TooFewSequences {
+        /// How many were asked for.
+        wanted: usize,
+        /// How many there are.
+        found: usize,
+        /// Tokens of each.
+        length: usize,
+    },
+
+    /// A shard that is none of so many, or that has nothing to do.
+    #[error(
+        "shard {index}/{count} has no sequence: {sequences} sequences, {batch} at a time, make at \
+         most {most} shards, from 1/{most} to {most}/{most}"
+    )]
+    Shard {
+        /// Its number, from 1.
+        index: usize,
+        /// How many shards there are.
+        count: usize,
+        /// All sequences.
+        sequences: usize,
+        /// How many are computed at once.
+        batch: usize,
+        /// The most shards that there can be.
+        most: usize,
+    },
+
+    /// A file that would be written among those of the model.
+    #[error(
+        "{} is inside the model's directory {}: write it somewhere else", path.display(),
+        model.display()
+    )]
+    InsideModel {
+        /// The file.
+        path: PathBuf,
+        /// The model.
+        model: PathBuf,
+    },
+
+    /// Activations that cannot be counted.
+    #[error(
+        "the output or the router weight of expert {expert} in layer {layer} is NaN or infinite in \
+         sequence {sequence}: the weights, or their dtype, are unusable for this text"
+    )]
+    NotFinite {
+        /// The global decoder layer.
+        layer: u32,
+        /// The logical expert.
+        expert: usize,
+        /// The sequence, from 0.
+        sequence: usize,
+    },
+
+    /// Sums beyond what an exact sum holds.
+    #[error(
+        "a sum of expert {expert} of layer {layer} is beyond 2^54: calibrate on less text, or \
+         check the weights"
+    )]
+    TooLarge {
+        /// The global decoder layer.
+        layer: u32,
+        /// The logical expert.
+        expert: usize,
+    },
+
+    /// A file that is no statistics file.
+    #[error(
+        "{} is not a statistics file of `locum calibrate`: {reason}", path.display()
+    )]
+    NotStatistics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+
+    /// Progress of a calibration that is not this one.
+    #[error(
+        "{} is the progress of another calibration: its {what} {found}, here {expected}; delete it, \
+         or give another --out", path.display()
+    )]
+    OtherProgress {
+        /// The file.
+        path: PathBuf,
+        /// In what they differ.
+        what: &'static str,
+        /// What the file says.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+
+    /// Nothing to merge.
+    #[error("no statistics to merge: give at least one file")]
+    NothingToMerge,
+
+    /// Statistics that were not made in the same way.
+    #[error(
+        "cannot merge {} and {}: their {what} differ: {first} and {second}", paths[0].display(),
+        paths[1].display()
+    )]
+    Differ {
+        /// The files.
+        paths: [PathBuf; 2],
+        /// In what they differ.
+        what: &'static str,
+        /// What the first one has.
+        first: String,
+        /// What the second one has.
+        second: String,
+    },
+
+    /// Sequences that two statistics count.
+    #[error(
+        "cannot merge {}: sequences {} to {} are counted in an earlier file too", path.display(),
+        sequences.start, sequences.end - 1
+    )]
+    Overlap {
+        /// The second file that counts them.
+        path: PathBuf,
+        /// The sequences.
+        sequences: Range<usize>,
+    },
+
+    /// Statistics of one model with different layers.
+    #[error("statistics of the same model have different layers: one of the files is damaged")]
+    OtherLayers,
 }

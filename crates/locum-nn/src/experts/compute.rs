@@ -8,21 +8,24 @@ use locum_substitution::TokenWeight;
 use crate::extension;
 use crate::linear::plain_product;
 use crate::mlp::swiglu;
+use crate::observer::OutputBuffer;
 
 /// `Σ w · down(silu(gate·x) ⊙ up·x)` in `f32`. `None` where no token goes to any expert. `limit`
 /// bounds `gate·x` and `up·x`, which the kernel does not know: there plain operations compute it.
+/// `outputs`, where there is one, gets what each route's expert gives before it is weighted.
 ///
 /// # Shapes
 ///
 /// `x` `[tokens, hidden]`, `gate_up` `[retained, 2·intermediate, hidden]`, `down`
 /// `[retained, hidden, intermediate]`; `routes` has the tokens of each retained row. Gives
-/// `[tokens, hidden]`.
+/// `[tokens, hidden]`, and `outputs` `[routes, hidden]`.
 pub(super) fn retained_experts(
     x: Tensor<2>,
     routes: &[Vec<TokenWeight>],
     gate_up: &Param<Tensor<3>>,
     down: &Param<Tensor<3>>,
     limit: Option<f64>,
+    outputs: Option<&OutputBuffer>,
 ) -> Option<Tensor<2>> {
     if routes.iter().all(Vec::is_empty) {
         return None;
@@ -34,13 +37,16 @@ pub(super) fn retained_experts(
         Some(_) => None,
     };
     let Some(variant) = variant else {
-        return Some(plain(x, routes, &gate_up, &down, limit));
+        return Some(plain(x, routes, &gate_up, &down, limit, outputs));
     };
     let rows = routes
         .iter()
         .map(|row| row.iter().map(|route| (route.token, route.weight)));
     let routes = Routes::from_rows(rows);
-    Some(extension::gated_mlp(x, gate_up, down, routes, variant))
+    let outputs = outputs.cloned();
+    Some(extension::gated_mlp(
+        x, gate_up, down, routes, variant, outputs,
+    ))
 }
 
 /// The same by tensor operations: a product per expert that some token goes to.
@@ -50,6 +56,7 @@ fn plain(
     gate_up: &Tensor<3>,
     down: &Tensor<3>,
     limit: Option<f64>,
+    outputs: Option<&OutputBuffer>,
 ) -> Tensor<2> {
     let device = x.device();
     let intermediate = down.dims()[2];
@@ -59,18 +66,25 @@ fn plain(
         plain_product(x, matrix(packed, row), dtype)
     };
     let mut sum = Tensor::zeros(x.dims(), (&device, DType::F32));
+    let mut of_routes = Vec::new();
     for (row, tokens) in routes.iter().enumerate().filter(|(_, t)| !t.is_empty()) {
         let chosen = indices(tokens, &device);
         let gate_up_x = product(x.clone().select(0, chosen.clone()), gate_up, row);
         let gate = gate_up_x.clone().slice_dim(1, 0..intermediate);
         let up = gate_up_x.slice_dim(1, intermediate..2 * intermediate);
         let y = product(swiglu(gate, up, limit), down, row).cast(DType::F32);
+        if outputs.is_some() {
+            of_routes.extend(y.to_data().iter::<f32>());
+        }
         sum = sum.select_assign(
             0,
             chosen,
             y * router_weights(tokens, &device),
             IndexingUpdateOp::Add,
         );
+    }
+    if let Some(outputs) = outputs {
+        outputs.put(of_routes);
     }
     sum
 }
@@ -142,14 +156,30 @@ mod tests {
             let x = numbers(1, [1, tokens, hidden], activations).squeeze_dim(0);
             let gate_up = numbers(2, [retained, 2 * intermediate, hidden], weights);
             let down = numbers(3, [retained, hidden, intermediate], weights);
-            let reference = plain(x.clone(), &routes, &gate_up, &down, None);
+            let buffers = [OutputBuffer::default(), OutputBuffer::default()];
+            let [of_plain, of_kernel] = &buffers;
+            let reference = plain(x.clone(), &routes, &gate_up, &down, None, Some(of_plain));
             let [gate_up, down] = [gate_up, down].map(Param::from_tensor);
-            let found = retained_experts(x, &routes, &gate_up, &down, None).expect("routes");
-            let (difference, largest) = difference(found, reference);
-            assert!(
-                difference <= tolerance * largest,
-                "{activations:?}, {weights:?}: {difference} of {largest}"
+            let compute =
+                |outputs| retained_experts(x.clone(), &routes, &gate_up, &down, None, outputs);
+            let found = compute(Some(of_kernel)).expect("routes");
+            assert_eq!(
+                found.to_data(),
+                compute(None).expect("routes").to_data(),
+                "observing changes nothing"
             );
+            let count = routes.iter().map(Vec::len).sum::<usize>();
+            let [of_plain, of_kernel] = buffers.map(|buffer| {
+                let data = TensorData::new(buffer.take(), [count, hidden]);
+                Tensor::<2>::from_data(data, (&Device::flex(), DType::F32))
+            });
+            for (found, reference) in [(found, reference), (of_kernel, of_plain)] {
+                let (difference, largest) = difference(found, reference);
+                assert!(
+                    difference <= tolerance * largest,
+                    "{activations:?}, {weights:?}: {difference} of {largest}"
+                );
+            }
         }
     }
 

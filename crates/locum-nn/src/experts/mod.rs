@@ -11,6 +11,7 @@ use locum_substitution::{
 };
 
 use crate::extension;
+use crate::observer::{ExpertObserver, Observation, OutputBuffer, RouteOutputs};
 use crate::parameter::{burn_dtype, tensor, unloaded};
 use packing::Packing;
 
@@ -154,6 +155,21 @@ impl RoutedExperts {
     /// `[tokens, hidden]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<2>, routes: &Routes) -> Tensor<2> {
+        self.forward_observed(x, routes, None)
+    }
+
+    /// [`forward`](Self::forward), while somebody may look on; the result is the same, bit by bit.
+    ///
+    /// # Shapes
+    ///
+    /// `[tokens, hidden]` to the same.
+    #[must_use]
+    pub fn forward_observed(
+        &self,
+        x: Tensor<2>,
+        routes: &Routes,
+        observer: Option<&mut dyn ExpertObserver>,
+    ) -> Tensor<2> {
         let [tokens, hidden] = x.dims();
         let dtype = x.dtype();
         let device = x.device();
@@ -164,13 +180,29 @@ impl RoutedExperts {
             .table
             .dispatch(&routes.ids, &routes.weights, routes.top_k);
 
+        let outputs = observer
+            .as_ref()
+            .filter(|observer| observer.wants_outputs())
+            .map(|_| OutputBuffer::default());
         let retained = compute::retained_experts(
             x,
             &dispatch.retained,
             &self.gate_up_proj,
             &self.down_proj,
             self.limit,
+            outputs.as_ref(),
         );
+        if let Some(observer) = observer {
+            let values = outputs.map(|buffer| buffer.take());
+            observer.observe(&Observation {
+                layer: self.config.layer,
+                table: &self.table,
+                routes,
+                outputs: values.as_ref().map(|values| {
+                    RouteOutputs::new(&self.table, &dispatch.retained, hidden, values)
+                }),
+            });
+        }
         let constants = self.values.as_ref().and_then(|values| {
             constants::sum(&dispatch.substituted, &values.val(), tokens, &device)
         });

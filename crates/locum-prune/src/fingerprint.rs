@@ -1,0 +1,110 @@
+//! Which model statistics are of.
+
+use locum_models::{Model, ModelFiles};
+use locum_substitution::name::LayerName;
+use sha2::{Digest, Sha256};
+
+use crate::PruneError;
+
+/// Fields that say how weights are stored, not what is computed.
+const STORAGE: [&str; 2] = ["torch_dtype", "dtype"];
+
+/// A hash of what makes a model this one: the architecture, the values of the configuration's fields
+/// that it uses, the experts that are constants, and the weights of its routers.
+///
+/// A copy in other shards has the same; a sibling that was trained further has another, and so has
+/// the model that is pruned next.
+///
+/// # Errors
+///
+/// Files that cannot be read.
+pub fn fingerprint(files: &ModelFiles, model: &Model) -> Result<String, PruneError> {
+    let mut hash = Hash::new("locum model 1");
+    let config = files.config();
+    let architecture = model.architecture();
+    hash.text(architecture.model_type);
+    for field in architecture.fields(config).used {
+        let maps = [config.get("text_config"), Some(config)];
+        let value = maps.into_iter().flatten().find_map(|map| map.get(&field));
+        if let Some(value) = value.filter(|_| !STORAGE.contains(&field.as_str())) {
+            hash.text(&field);
+            hash.text(&sorted(value).to_string());
+        }
+    }
+    for (info, table) in model.moe_layers() {
+        hash.number(info.layer.into());
+        hash.number(table.num_logical() as u64);
+        for &expert in table.substituted() {
+            hash.number(expert.into());
+        }
+    }
+    let checkpoint = model.checkpoint();
+    let mut routers: Vec<(LayerName<'_>, &str)> = checkpoint
+        .infos()
+        .filter_map(|info| {
+            let name = LayerName::parse(&info.name)?;
+            is_of_router(model, &name).then_some((name, info.name.as_str()))
+        })
+        .collect();
+    routers.sort_by_key(|(name, _)| (name.layer, name.rest));
+    for (name, tensor) in routers {
+        let tensor = checkpoint.tensor(tensor)?;
+        hash.number(name.layer.into());
+        hash.text(name.rest);
+        hash.text(&format!(
+            "{} {:?}",
+            tensor.info().dtype,
+            tensor.info().shape
+        ));
+        hash.bytes(tensor.bytes());
+    }
+    Ok(hash.finish())
+}
+
+/// Whether a tensor is of the router of an MoE layer, or corrects its choice.
+fn is_of_router(model: &Model, tensor: &LayerName<'_>) -> bool {
+    model.moe_layers().iter().any(|(info, _)| {
+        LayerName::parse(&info.prefix)
+            .filter(|experts| experts.layer == tensor.layer)
+            .and_then(|experts| experts.rest.strip_suffix("experts"))
+            .and_then(|module| tensor.rest.strip_prefix(module))
+            .is_some_and(|part| part.starts_with("gate.") || part == "e_score_correction_bias")
+    })
+}
+
+/// The same JSON with the keys of objects in order.
+fn sorted(value: &serde_json::Value) -> serde_json::Value {
+    let mut value = value.clone();
+    value.sort_all_objects();
+    value
+}
+
+/// A SHA-256 of parts, none of which runs into the next.
+pub(crate) struct Hash(Sha256);
+
+impl Hash {
+    pub(crate) fn new(what: &str) -> Self {
+        let mut hash = Self(Sha256::new());
+        hash.text(what);
+        hash
+    }
+
+    pub(crate) fn number(&mut self, number: u64) {
+        self.0.update(number.to_le_bytes());
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    /// As hexadecimal digits.
+    pub(crate) fn finish(self) -> String {
+        let digest = self.0.finalize();
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
