@@ -6,12 +6,11 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use half::bf16;
-use locum_benches::{Effort, machine, read_bandwidth_once};
+use locum_benches::{Effort, machine, peak, read_bandwidth_once};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
     add_constants,
 };
-use rayon::prelude::*;
 
 const HIDDEN: usize = 2048;
 const INTERMEDIATE: usize = 1024;
@@ -105,18 +104,6 @@ fn routes(tokens: usize, retained: usize) -> (Routes, Vec<ConstantRoute>) {
         }
     }
     (Routes::from_rows(rows), constants)
-}
-
-/// All threads' operations per second in registers.
-fn peak(variant: Variant, bf16: bool) -> f64 {
-    let threads = rayon::current_num_threads();
-    let start = std::time::Instant::now();
-    let operations: f64 = (0..threads)
-        .into_par_iter()
-        .with_max_len(1)
-        .map(|_| variant.peak(bf16, 400_000))
-        .sum();
-    operations / start.elapsed().as_secs_f64()
 }
 
 fn limits(effort: Effort, variants: &[Variant]) {

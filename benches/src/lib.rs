@@ -1,9 +1,12 @@
 //! What the benchmark suites share: timing, the machine's limits, and how figures are printed.
 
+pub mod olmoe;
+
 use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use locum_kernels::Variant;
 use rayon::prelude::*;
 
 /// How long a suite may take.
@@ -20,6 +23,12 @@ impl Effort {
         Self {
             budget: Duration::from_millis(if quick { 300 } else { 3000 }),
         }
+    }
+
+    /// Whether little time is to be spent.
+    #[must_use]
+    pub fn is_quick(&self) -> bool {
+        self.budget < Duration::from_secs(1)
     }
 
     /// The median of each rate, measured in turns: at least three rounds after a warm-up, and as
@@ -78,6 +87,19 @@ pub fn read_bandwidth_once() -> impl FnMut() -> f64 {
         black_box(sum);
         (WORDS * 8) as f64 / start.elapsed().as_secs_f64()
     }
+}
+
+/// All threads' operations per second in registers: `bf16` dot products, or `f32` multiplications.
+#[must_use]
+pub fn peak(variant: Variant, bf16: bool) -> f64 {
+    let threads = rayon::current_num_threads();
+    let start = Instant::now();
+    let operations: f64 = (0..threads)
+        .into_par_iter()
+        .with_max_len(1)
+        .map(|_| variant.peak(bf16, 400_000))
+        .sum();
+    operations / start.elapsed().as_secs_f64()
 }
 
 /// The machine as `/proc/cpuinfo` names it, and its threads.

@@ -10,6 +10,7 @@ use locum_substitution::{NamedTensor, SubstitutionError, TensorInfo};
 
 use crate::directory::{Layout, layout};
 use crate::index::ShardIndex;
+use crate::map::FileMap;
 use crate::{CheckpointError, files, header};
 
 /// What a checkpoint of bytes in the program is called in messages.
@@ -18,7 +19,9 @@ const EMBEDDED: &str = "embedded checkpoint";
 /// Named tensors in one or several safetensors files, or in memory.
 ///
 /// Opening reads and checks the headers only. Tensors are views of the memory map; a view keeps
-/// its file mapped, so it outlives the checkpoint. Cloning shares the maps.
+/// its file mapped, so it outlives the checkpoint. When the last view of a tensor is dropped, its
+/// pages leave the process: copying tensor by tensor never holds a file in memory beside its copy.
+/// Cloning shares the maps.
 #[derive(Clone)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -31,7 +34,29 @@ pub struct Checkpoint {
 #[derive(Clone)]
 struct WeightFile {
     path: PathBuf,
-    bytes: Bytes,
+    contents: Contents,
+}
+
+#[derive(Clone)]
+enum Contents {
+    Map(FileMap),
+    Memory(Bytes),
+}
+
+impl Contents {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Map(map) => map.bytes(),
+            Self::Memory(bytes) => bytes,
+        }
+    }
+
+    fn view(&self, range: Range<usize>) -> Bytes {
+        match self {
+            Self::Map(map) => map.view(range),
+            Self::Memory(bytes) => bytes.slice(range),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -62,8 +87,8 @@ impl Checkpoint {
         let directory = directory.as_ref();
         match layout(directory)? {
             Layout::Single(file) => {
-                let bytes = files::map(&file)?;
-                Self::assemble(directory.into(), vec![(file, bytes)], None)
+                let map = Contents::Map(files::map(&file)?);
+                Self::assemble(directory.into(), vec![(file, map)], None)
             }
             Layout::Sharded(index) => {
                 let index = ShardIndex::read(&index)?;
@@ -71,8 +96,11 @@ impl Checkpoint {
                 let files = index
                     .shards
                     .iter()
-                    .map(|shard| Ok((shard.path.clone(), files::map(&shard.path)?)))
-                    .collect::<Result<_, _>>()?;
+                    .map(|shard| {
+                        let map = Contents::Map(files::map(&shard.path)?);
+                        Ok((shard.path.clone(), map))
+                    })
+                    .collect::<Result<_, CheckpointError>>()?;
                 Self::assemble(directory.into(), files, Some(&index))
             }
         }
@@ -100,12 +128,13 @@ impl Checkpoint {
         bytes: impl Into<Bytes>,
     ) -> Result<Self, CheckpointError> {
         let name = name.into();
-        Self::assemble(name.clone(), vec![(name, bytes.into())], None)
+        let contents = Contents::Memory(bytes.into());
+        Self::assemble(name.clone(), vec![(name, contents)], None)
     }
 
     fn assemble(
         path: PathBuf,
-        files: Vec<(PathBuf, Bytes)>,
+        files: Vec<(PathBuf, Contents)>,
         index: Option<&ShardIndex>,
     ) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
@@ -114,9 +143,9 @@ impl Checkpoint {
             tensors: Vec::new(),
             by_name: Vec::new(),
         };
-        for (path, bytes) in files {
+        for (path, contents) in files {
             let file = checkpoint.files.len();
-            let entries = header::read(&path, &bytes)?;
+            let entries = header::read(&path, contents.bytes())?;
             checkpoint
                 .tensors
                 .extend(entries.into_iter().map(|entry| StoredTensor {
@@ -124,7 +153,7 @@ impl Checkpoint {
                     file,
                     range: entry.range,
                 }));
-            checkpoint.files.push(WeightFile { path, bytes });
+            checkpoint.files.push(WeightFile { path, contents });
         }
         checkpoint.sort_names()?;
         if let Some(index) = index {
@@ -279,7 +308,7 @@ impl Checkpoint {
 
     fn view(&self, stored: &StoredTensor) -> Result<NamedTensor, CheckpointError> {
         let file = &self.files[stored.file];
-        let bytes = file.bytes.slice(stored.range.clone());
+        let bytes = file.contents.view(stored.range.clone());
         NamedTensor::new(stored.info.clone(), bytes).map_err(|source| CheckpointError::Tensor {
             file: file.path.clone(),
             source,

@@ -4,12 +4,11 @@ use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::Path;
 
-use bytes::Bytes;
-use memmap2::Mmap;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::CheckpointError;
+use crate::map::FileMap;
 
 /// How a Git LFS pointer starts, whatever its version.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -89,14 +88,13 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>, CheckpointError> {
 }
 
 /// Maps a whole file into memory. Nothing of it is read until it is looked at.
-pub(crate) fn map(path: &Path) -> Result<Bytes, CheckpointError> {
+pub(crate) fn map(path: &Path) -> Result<FileMap, CheckpointError> {
     let length = regular(path)?.len();
     if length == 0 {
         return Err(CheckpointError::EmptyFile { path: path.into() });
     }
     let file = File::open(path).map_err(io_error("open", path))?;
-    let map = map_file(&file).map_err(io_error("map", path))?;
-    Ok(Bytes::from_owner(map))
+    FileMap::new(&file).map_err(io_error("map", path))
 }
 
 /// Refuses what is a common mistake for any content: nothing at all, and a Git LFS pointer.
@@ -126,14 +124,4 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Chec
         path,
         source,
     }
-}
-
-#[allow(unsafe_code)] // the workspace's one mapping of a file
-fn map_file(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the map is private to its `Mmap`, read-only, and lives as long as the `Bytes` that
-    // owns it, so within this process nothing writes to what it hands out. What cannot be promised
-    // is that no other process changes the file: its bytes could then change under a `&[u8]`, and
-    // a file that is cut short ends this process by a signal when the lost part is read. That is
-    // the price of not copying weights, and `Checkpoint::open` says so.
-    unsafe { Mmap::map(file) }
 }

@@ -64,6 +64,7 @@ mod error;
 mod files;
 mod header;
 mod index;
+mod map;
 mod object;
 
 pub use checkpoint::Checkpoint;

@@ -57,9 +57,9 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
 
-    /// The seed of the draws
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    seed: u64,
+    /// The seed of the draws [default: 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
 
     /// Divide the positive logits of tokens that are there already by P, multiply the negative
     /// ones; 1 is off
@@ -78,10 +78,11 @@ pub(crate) struct GenerateArguments {
 impl GenerateArguments {
     fn sampling(&self) -> Result<Sampling, CliError> {
         Ok(if self.temperature == 0.0 {
-            // A cut that nothing is drawn from would be ignored, which nobody can want.
+            // A choice among draws that are not made would be ignored, which nobody can want.
             for (option, given) in [
                 ("--top-k", self.top_k.is_some()),
                 ("--top-p", self.top_p.is_some()),
+                ("--seed", self.seed.is_some()),
             ] {
                 if given {
                     return Err(CliError::Usage(format!(
@@ -95,7 +96,7 @@ impl GenerateArguments {
                 temperature: self.temperature,
                 top_k: self.top_k,
                 top_p: self.top_p,
-                seed: self.seed,
+                seed: self.seed.unwrap_or(0),
             }
         })
     }

@@ -138,7 +138,8 @@ pub(crate) fn load(model: &mut Model) -> Result<(), CliError> {
         ProgressStyle::with_template("loading {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let result = model.load(|bytes| bar.inc(bytes));
+    let progress = bar.clone();
+    let result = model.load(move |bytes| progress.inc(bytes));
     bar.finish_and_clear();
     result?;
     Ok(())

@@ -383,6 +383,10 @@ fn generation_options_outside_their_range() {
             "--top-k has no effect without --temperature",
         ),
         (
+            vec!["--seed", "3"],
+            "--seed has no effect without --temperature",
+        ),
+        (
             vec!["--repetition-penalty", "0"],
             "repetition-penalty is 0, but must be a number above 0",
         ),

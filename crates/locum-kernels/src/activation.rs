@@ -1,4 +1,9 @@
-//! The function between an expert's gate and its product with the up projection.
+//! What is computed element by element: the function between an expert's gate and its product with
+//! the up projection, the weights of attention, normalisation, rounding.
+
+use half::bf16;
+
+use crate::operand::Element;
 
 /// The activation of a gated MLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -26,6 +31,58 @@ pub(crate) fn activate(activation: Activation, round: bool, gate: &mut [f32], up
     }
 }
 
+/// `x ← exp(scale·x − largest)`, where the largest is that of these and of the ones before; gives the
+/// sum of the exponentials. Sums go by lanes, so that they vectorise.
+#[inline(always)]
+pub(crate) fn weigh(scores: &mut [f32], scale: f32, largest: &mut f32) -> f32 {
+    const LANES: usize = 16;
+    let mut lanes = [*largest; LANES];
+    for scores in scores.chunks_mut(LANES) {
+        for (score, lane) in scores.iter_mut().zip(&mut lanes) {
+            *score *= scale;
+            // A NaN is never larger: it stays a score, and becomes its row's weight.
+            *lane = if *score > *lane { *score } else { *lane };
+        }
+    }
+    *largest = lanes.into_iter().fold(*largest, f32::max);
+    let mut sums = [0.0f32; LANES];
+    for scores in scores.chunks_mut(LANES) {
+        for (score, sum) in scores.iter_mut().zip(&mut sums) {
+            *score = exp(*score - *largest);
+            *sum += *score;
+        }
+    }
+    sums.into_iter().sum()
+}
+
+/// Rounds to `bf16`.
+#[inline(always)]
+pub(crate) fn round(from: &[f32], to: &mut [bf16]) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = bf16::from_bits((round_to_bf16(from).to_bits() >> 16) as u16);
+    }
+}
+
+/// `out = x / √(mean(x²) + ε) · weight`. Squares are summed by lanes, so that they vectorise.
+#[inline(always)]
+pub(crate) fn normalize<T: Element>(x: &[T], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    const LANES: usize = 16;
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = x.widen();
+    }
+    let mut sums = [0.0f32; LANES];
+    for values in out.chunks(LANES) {
+        for (value, sum) in values.iter().zip(&mut sums) {
+            *sum += value * value;
+        }
+    }
+    let mean = sums.into_iter().sum::<f32>() / out.len() as f32;
+    let scale = 1.0 / (mean + epsilon).sqrt();
+    for (out, weight) in out.iter_mut().zip(weight) {
+        *out = *out * scale * weight;
+    }
+}
+
 #[inline(always)]
 fn each(round: bool, gate: &mut [f32], up: &[f32], function: impl Fn(f32) -> f32) {
     if round {
@@ -41,7 +98,7 @@ fn each(round: bool, gate: &mut [f32], up: &[f32], function: impl Fn(f32) -> f32
 
 /// The nearest number that `bf16` has, ties to even; without branches, so that it vectorises.
 #[inline(always)]
-fn round_to_bf16(x: f32) -> f32 {
+pub(crate) fn round_to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
     // A NaN could carry into infinity or zero: it becomes the quiet one.
@@ -52,7 +109,7 @@ fn round_to_bf16(x: f32) -> f32 {
 /// `eˣ` to about 1e-7, by a polynomial on `[-ln 2 / 2, ln 2 / 2]` (Cephes' `expf`); beyond ±87 that
 /// of ±87, which the callers divide by. Without branches, so that it vectorises.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     /// Adding this leaves the nearest integer in the mantissa's low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 87.0);

@@ -36,6 +36,17 @@ pub enum KernelError {
         /// How many constants there are.
         constants: usize,
     },
+    /// Heads that no key head serves, or queries that come after the last key.
+    Attention {
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Queries per head.
+        tokens: usize,
+        /// Keys per head.
+        seen: usize,
+    },
     /// `LOCUM_CPU` names no variant that this machine has.
     Variant {
         /// Its value.
@@ -64,6 +75,16 @@ impl fmt::Display for KernelError {
             Self::Constant { row, constants } => {
                 write!(f, "a route leads to constant {row}, there are {constants}")
             }
+            Self::Attention {
+                heads,
+                kv_heads,
+                tokens,
+                seen,
+            } => write!(
+                f,
+                "{heads} query heads over {kv_heads} key heads, {tokens} queries over {seen} keys: \
+                 key heads must divide query heads, and each query must be one of the keys' tokens"
+            ),
             Self::Variant { found, available } => write!(
                 f,
                 "LOCUM_CPU is `{found}`, this machine has {}",

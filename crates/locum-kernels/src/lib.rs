@@ -1,5 +1,6 @@
 //! CPU kernels for mixture-of-experts layers: the retained experts of a layer in one call, plain
-//! linear layers, and weighted sums of constants.
+//! linear layers, weighted sums of constants, causal attention,
+//! and normalisation.
 //!
 //! ```
 //! use locum_kernels::{Activation, Activations, GatedMlp, Routes, Variant, Weights};
@@ -42,10 +43,12 @@
 
 mod activation;
 mod arch;
+mod attention;
 mod constants;
 mod error;
 mod gated_mlp;
 mod linear;
+mod norm;
 mod operand;
 mod panels;
 mod product;
@@ -55,10 +58,12 @@ mod tasks;
 mod variant;
 
 pub use activation::Activation;
+pub use attention::{Attention, Heads};
 pub use constants::{ConstantRoute, add_constants};
 pub use error::KernelError;
 pub use gated_mlp::GatedMlp;
 pub use linear::Linear;
+pub use norm::ActivationsMut;
 pub use operand::{Activations, Weights};
 pub use routes::Routes;
 pub use variant::Variant;

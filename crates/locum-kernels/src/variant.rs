@@ -9,7 +9,10 @@ use crate::arch::x86_64::{
 };
 use crate::arch::{self, portable::Portable};
 use crate::gated_mlp::Results;
-use crate::{Activations, GatedMlp, KernelError, Linear, Routes, Weights};
+use crate::norm;
+use crate::{
+    Activations, ActivationsMut, Attention, GatedMlp, KernelError, Linear, Routes, Weights,
+};
 
 /// The environment variable that forces a variant.
 const FORCE: &str = "LOCUM_CPU";
@@ -181,6 +184,69 @@ impl Variant {
             },
         }
         Ok(())
+    }
+
+    /// `out[t, h] = softmax(scale · q[h, t]·kᵀ)·v` over the keys up to the token's own, in `f32`,
+    /// whatever the number of threads.
+    ///
+    /// # Shapes
+    ///
+    /// `out` `[tokens, heads, size]`.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] where a length is not what the sizes ask for, or key heads do not divide query
+    /// heads, or there are more queries than keys.
+    pub fn attention(self, attention: &Attention<'_>, out: &mut [f32]) -> Result<(), KernelError> {
+        attention.check(out)?;
+        match self.0 {
+            Machine::Portable(machine) => attention.exact(machine, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => attention.exact(machine, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => attention.exact(exact, out),
+        }
+        Ok(())
+    }
+
+    /// `out = x / √(mean(x²) + ε) · γ` over the last dimension, in `f32` and rounded once.
+    ///
+    /// # Shapes
+    ///
+    /// `x` and `out` `[rows, size]`, `weight` `[size]`.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`] where `x` is not whole rows, or `out` is not as long.
+    pub fn rms_norm(
+        self,
+        x: Activations<'_>,
+        weight: Weights<'_>,
+        epsilon: f32,
+        out: ActivationsMut<'_>,
+    ) -> Result<(), KernelError> {
+        match self.0 {
+            Machine::Portable(machine) => norm::rms_norm(machine, x, weight, epsilon, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => norm::rms_norm(machine, x, weight, epsilon, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => norm::rms_norm(exact, x, weight, epsilon, out),
+        }
+    }
+
+    /// Copies activations, and rounds them where they are to be of a smaller type.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`] where `out` is not as long as `x`.
+    pub fn convert(self, x: Activations<'_>, out: ActivationsMut<'_>) -> Result<(), KernelError> {
+        match self.0 {
+            Machine::Portable(machine) => norm::convert(machine, x, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => norm::convert(machine, x, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => norm::convert(exact, x, out),
+        }
     }
 
     /// `out[t, n] = Σ_k x[t, k] · W[n, k]`, summed in `f32`, whatever the number of threads.

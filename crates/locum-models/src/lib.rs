@@ -18,6 +18,7 @@ mod memory;
 mod model;
 mod moe;
 mod pre_norm;
+mod progress;
 pub mod registry;
 
 pub use config::FieldLog;

@@ -1,6 +1,7 @@
 //! A model that is ready to run.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use locum_checkpoint::Checkpoint;
@@ -11,6 +12,7 @@ use locum_substitution::{
 };
 
 use crate::language_model::{CausalLm, Limits, Logits};
+use crate::progress::{Progress, reporting};
 use crate::registry::Architecture;
 use crate::{MemoryPlan, ModelError, ModelFiles};
 
@@ -105,17 +107,20 @@ impl Model {
         })
     }
 
-    /// Loads the weights; `progress` gets each tensor's bytes as it is taken.
+    /// Loads the weights, on all cores; `progress` gets bytes as they are done with, from any of them.
     ///
     /// # Errors
     ///
     /// A tensor that cannot be read, or a constant that the model's type cannot hold.
-    pub fn load(&mut self, mut progress: impl FnMut(u64)) -> Result<Loaded, ModelError> {
-        let mut weights = self.checkpoint.weights().inspect(|tensor| {
-            if let Ok(tensor) = tensor {
-                progress(tensor.bytes().len() as u64);
-            }
-        });
+    pub fn load(
+        &mut self,
+        progress: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Result<Loaded, ModelError> {
+        let progress: Progress = Arc::new(progress);
+        let mut weights = self
+            .checkpoint
+            .weights()
+            .map(|tensor| tensor.and_then(|tensor| reporting(tensor, &progress)));
         let weights: &mut dyn Iterator<Item = Result<NamedTensor, SubstitutionError>> =
             &mut weights;
         let loaded = self.model.load_weights(weights);

@@ -7,7 +7,8 @@ use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use locum_kernels::{
-    Activation, Activations, GatedMlp, KernelError, Linear, Routes, Variant, Weights,
+    Activation, Activations, ActivationsMut, Attention, GatedMlp, Heads, KernelError, Linear,
+    Routes, Variant, Weights,
 };
 
 use crate::observer::OutputBuffer;
@@ -30,6 +31,27 @@ pub(crate) trait Kernels: Backend {
     fn linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        variant: Variant,
+    ) -> FloatTensor<Self>;
+
+    /// `[rows, size]` to the same, with `weight` `[size]`.
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f32,
+        variant: Variant,
+    ) -> FloatTensor<Self>;
+
+    /// `[rows, size]` to the same in the other type of activations.
+    fn convert(x: FloatTensor<Self>, variant: Variant) -> FloatTensor<Self>;
+
+    /// Queries `[heads, tokens, head]`, keys `[kv_heads, seen, head]`, values
+    /// `[kv_heads, seen, size]` to `[tokens, heads·size]` in `f32`.
+    fn attention(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        scale: f32,
         variant: Variant,
     ) -> FloatTensor<Self>;
 }
@@ -100,6 +122,52 @@ pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, variant: Variant) -> Tenso
     ))
 }
 
+/// [`Kernels::rms_norm`] on tensors.
+pub(crate) fn rms_norm(
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    variant: Variant,
+) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::rms_norm(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        epsilon as f32,
+        variant,
+    ))
+}
+
+/// [`Tensor::cast`], on all cores where there is a kernel.
+pub(crate) fn cast(x: Tensor<2>, dtype: DType) -> Tensor<2> {
+    let other = matches!(
+        (x.dtype(), dtype),
+        (DType::F32, DType::BF16) | (DType::BF16, DType::F32)
+    );
+    match variant(&x.device(), x.dtype(), &[]) {
+        Some(variant) if other => {
+            Tensor::from_dispatch(<Dispatch as Kernels>::convert(x.into_dispatch(), variant))
+        }
+        _ => x.cast(dtype),
+    }
+}
+
+/// [`Kernels::attention`] on tensors, whose types are those of activations.
+pub(crate) fn attention(
+    queries: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    scale: f64,
+    variant: Variant,
+) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::attention(
+        queries.into_dispatch(),
+        keys.into_dispatch(),
+        values.into_dispatch(),
+        scale as f32,
+        variant,
+    ))
+}
+
 type Buffer = FloatTensor<Flex>;
 
 impl Kernels for Flex {
@@ -150,6 +218,85 @@ impl Kernels for Flex {
             .unwrap_or_else(|error| panic!("{error}"));
         tensor(out, [tokens, outputs])
     }
+
+    fn rms_norm(x: Buffer, weight: Buffer, epsilon: f32, variant: Variant) -> Buffer {
+        let [x, weight] = [x, weight].map(|tensor| tensor.to_contiguous());
+        let (shape, dtype) = (two(&x), x.dtype());
+        written(shape, dtype, |out| {
+            variant.rms_norm(activations(&x), weights(&weight), epsilon, out)
+        })
+    }
+
+    fn convert(x: Buffer, variant: Variant) -> Buffer {
+        let x = x.to_contiguous();
+        let dtype = match x.dtype() {
+            DType::F32 => DType::BF16,
+            _ => DType::F32,
+        };
+        written(two(&x), dtype, |out| variant.convert(activations(&x), out))
+    }
+
+    fn attention(
+        queries: Buffer,
+        keys: Buffer,
+        values: Buffer,
+        scale: f32,
+        variant: Variant,
+    ) -> Buffer {
+        let [queries, keys, values] = [queries, keys, values].map(side_by_side);
+        let sizes = |tensor: &Buffer| <[usize; 3]>::try_from(&tensor.layout().shape()[..]);
+        let (Ok([heads, tokens, head]), Ok([kv_heads, seen, size])) =
+            (sizes(&queries), sizes(&values))
+        else {
+            unreachable!("the tensors have three dimensions");
+        };
+        let attention = Attention {
+            heads,
+            kv_heads,
+            tokens,
+            seen,
+            head,
+            size,
+            scale,
+            queries: in_heads(&queries),
+            keys: in_heads(&keys),
+            values: in_heads(&values),
+        };
+        let mut out = vec![0.0; tokens * heads * size];
+        variant
+            .attention(&attention, &mut out)
+            .unwrap_or_else(|error| panic!("{error}"));
+        tensor(out, [tokens, heads * size])
+    }
+}
+
+/// The sizes of a tensor of two dimensions.
+fn two(tensor: &Buffer) -> [usize; 2] {
+    let shape = tensor.layout().shape();
+    [shape[0], shape[1]]
+}
+
+/// A new tensor that a kernel fills.
+fn written(
+    shape: [usize; 2],
+    dtype: DType,
+    fill: impl FnOnce(ActivationsMut<'_>) -> Result<(), KernelError>,
+) -> Buffer {
+    let length = shape[0] * shape[1];
+    let (filled, tensor) = match dtype {
+        DType::BF16 => {
+            let mut out = vec![bf16::ZERO; length];
+            let filled = fill(ActivationsMut::Bf16(&mut out));
+            (filled, Buffer::from_data(TensorData::new(out, shape)))
+        }
+        _ => {
+            let mut out = vec![0.0f32; length];
+            let filled = fill(ActivationsMut::F32(&mut out));
+            (filled, Buffer::from_data(TensorData::new(out, shape)))
+        }
+    };
+    filled.unwrap_or_else(|error| panic!("{error}"));
+    tensor
 }
 
 fn tensor(values: Vec<f32>, shape: [usize; 2]) -> Buffer {
@@ -162,6 +309,29 @@ fn weights(tensor: &Buffer) -> Weights<'_> {
         DType::F16 => Weights::F16(tensor.as_slice::<f16>().unwrap_or_default()),
         DType::BF16 => Weights::Bf16(tensor.as_slice::<bf16>().unwrap_or_default()),
         _ => Weights::F32(tensor.as_slice::<f32>().unwrap_or_default()),
+    }
+}
+
+/// The same tensor with the elements of a row side by side, where they are not yet.
+fn side_by_side(tensor: Buffer) -> Buffer {
+    let strides = tensor.layout().strides();
+    match strides {
+        [heads, tokens, 1] if *heads >= 0 && *tokens >= 0 => tensor,
+        _ => tensor.to_contiguous(),
+    }
+}
+
+/// What [`side_by_side`] has made of a tensor of three dimensions.
+fn in_heads(tensor: &Buffer) -> Heads<'_> {
+    let (layout, start) = (tensor.layout(), tensor.layout().start_offset());
+    let values = match tensor.dtype() {
+        DType::BF16 => Activations::Bf16(tensor.storage::<bf16>().get(start..).unwrap_or_default()),
+        _ => Activations::F32(tensor.storage::<f32>().get(start..).unwrap_or_default()),
+    };
+    Heads {
+        values,
+        head_stride: layout.strides()[0].unsigned_abs(),
+        token_stride: layout.strides()[1].unsigned_abs(),
     }
 }
 

@@ -18,6 +18,7 @@ mod feed_forward;
 mod hyper_connection;
 mod linear;
 mod load;
+mod memory;
 mod mlp;
 mod moe;
 mod norm;

@@ -52,7 +52,9 @@ impl Linear {
             }
             None => y,
         };
-        y.cast(dtype)
+        let shape = y.dims();
+        let rows = shape[..D - 1].iter().product();
+        extension::cast(y.reshape([rows, shape[D - 1]]), dtype).reshape(shape)
     }
 }
 
@@ -70,7 +72,7 @@ pub(crate) fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor
         DType::F32
     };
     let y = match extension::variant(&x.device(), x.dtype(), &[weight.dtype()]) {
-        Some(variant) => extension::linear(x, weight, variant).cast(dtype),
+        Some(variant) => extension::cast(extension::linear(x, weight, variant), dtype),
         None => plain_product(x, weight, dtype),
     };
     y.reshape(shape)

@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::extension;
 use crate::parameter::unloaded;
 
 /// `y = x / √(mean(x²) + ε) · γ` over the last dimension (arXiv 1910.07467, equation 4).
@@ -33,8 +34,14 @@ impl RmsNorm {
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let dtype = x.dtype();
+        let (weight, shape) = (self.weight.val(), x.dims());
+        if let Some(variant) = extension::variant(&x.device(), dtype, &[weight.dtype()]) {
+            let size = shape[D - 1];
+            let x = x.reshape([shape.iter().product::<usize>() / size.max(1), size]);
+            return extension::rms_norm(x, weight, self.epsilon, variant).reshape(shape);
+        }
         let x = normalized(x, self.epsilon);
-        (x * self.weight.val().cast(DType::F32).unsqueeze()).cast(dtype)
+        (x * weight.cast(DType::F32).unsqueeze()).cast(dtype)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Parameters that are nothing until a checkpoint fills them.
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{Bytes as BurnBytes, DType, Device, Int, Shape, Tensor, TensorData};
 use locum_substitution::{Dtype, NamedTensor, SubstitutionError};
+
+use crate::memory::gather;
 
 /// A parameter of a shape, to be loaded. Used before that, it is zero.
 pub(crate) fn unloaded<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
@@ -31,17 +33,14 @@ pub(crate) fn unloaded_ids<const D: usize>(
 
 /// A parameter's tensor from little-endian bytes, in the type that they are stored in.
 ///
-/// The bytes are copied: a checkpoint promises no alignment, and its file may go away.
+/// They are a copy ([`gather`]): a checkpoint promises no alignment, and its file may go away.
 pub(crate) fn tensor<const D: usize>(
-    bytes: Vec<u8>,
+    bytes: BurnBytes,
     shape: [usize; D],
     dtype: DType,
     device: &Device,
 ) -> Tensor<D> {
-    Tensor::from_data(
-        TensorData::from_bytes_vec(bytes, shape, dtype),
-        (device, dtype),
-    )
+    Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (device, dtype))
 }
 
 /// Burn's name for a stored type.
@@ -106,7 +105,7 @@ pub(crate) fn value<const D: usize>(
     let (info, bytes) = tensor_of.into_parts();
     let dtype = dtype(&info)?;
     let shape = dimensions(info)?;
-    Ok(tensor(bytes.to_vec(), shape, dtype, device))
+    Ok(tensor(gather([bytes]), shape, dtype, device))
 }
 
 /// The value of a parameter that holds ids from a tensor of a checkpoint, in the type that they are
@@ -119,7 +118,7 @@ pub(crate) fn ids<const D: usize>(
     let dtype = id_dtype(&info)?;
     let shape: [usize; D] = dimensions(info)?;
     Ok(Tensor::from_data(
-        TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype),
+        TensorData::from_bytes(gather([bytes]), shape, dtype),
         (device, dtype),
     ))
 }

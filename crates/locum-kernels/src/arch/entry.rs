@@ -102,6 +102,71 @@ macro_rules! machine {
             }
 
             #[inline]
+            unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(factor: f32, sums: &mut [f32], values: &[f32]) {
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum = factor * *sum + value;
+                    }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(factor, sums, values) }
+            }
+
+            #[inline]
+            unsafe fn weigh(self, scores: &mut [f32], scale: f32, largest: &mut f32) -> f32 {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(scores: &mut [f32], scale: f32, largest: &mut f32) -> f32 {
+                    crate::activation::weigh(scores, scale, largest)
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(scores, scale, largest) }
+            }
+
+            #[inline]
+            unsafe fn widen<T: crate::operand::Element>(self, from: &[T], to: &mut [f32]) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(from: &[T], to: &mut [f32]) {
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to = from.widen();
+                    }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(from, to) }
+            }
+
+            #[inline]
+            unsafe fn round(self, from: &[f32], to: &mut [half::bf16]) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(from: &[f32], to: &mut [half::bf16]) {
+                    crate::activation::round(from, to);
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(from, to) }
+            }
+
+            #[inline]
+            unsafe fn normalize<T: crate::operand::Element>(
+                self,
+                x: &[T],
+                weight: &[f32],
+                epsilon: f32,
+                out: &mut [f32],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(
+                    x: &[T],
+                    weight: &[f32],
+                    epsilon: f32,
+                    out: &mut [f32],
+                ) {
+                    crate::activation::normalize(x, weight, epsilon, out);
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(x, weight, epsilon, out) }
+            }
+
+            #[inline]
             unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn inner(weight: f32, values: &[f32], sums: &mut [f32]) {

@@ -18,6 +18,8 @@ pub(crate) mod x86_64;
 pub(crate) use many::Ahead;
 pub(crate) use simd::{Loads, Simd};
 
+use half::bf16;
+
 use crate::activation::Activation;
 use crate::operand::Element;
 
@@ -41,6 +43,11 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn activate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
     unsafe fn peak(self, rounds: usize) -> f32;
     unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]);
+    unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]);
+    unsafe fn weigh(self, scores: &mut [f32], scale: f32, largest: &mut f32) -> f32;
+    unsafe fn widen<T: Element>(self, from: &[T], to: &mut [f32]);
+    unsafe fn round(self, from: &[f32], to: &mut [bf16]);
+    unsafe fn normalize<T: Element>(self, x: &[T], weight: &[f32], epsilon: f32, out: &mut [f32]);
 }
 
 /// Units that hold `elements` elements, whole vectors of them.
@@ -157,6 +164,47 @@ pub(crate) fn activate<M: Machine>(
 pub(crate) fn accumulate<M: Machine>(machine: M, weight: f32, values: &[f32], sums: &mut [f32]) {
     // SAFETY: the machine has its features.
     unsafe { machine.accumulate(weight, values, sums) }
+}
+
+/// `sums ← factor · sums + values`.
+pub(crate) fn rescale<M: Machine>(machine: M, factor: f32, sums: &mut [f32], values: &[f32]) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.rescale(factor, sums, values) }
+}
+
+/// [`activation::weigh`](crate::activation::weigh).
+pub(crate) fn weigh<M: Machine>(
+    machine: M,
+    scores: &mut [f32],
+    scale: f32,
+    largest: &mut f32,
+) -> f32 {
+    // SAFETY: the machine has its features.
+    unsafe { machine.weigh(scores, scale, largest) }
+}
+
+/// Copies numbers as `f32`.
+pub(crate) fn widen<M: Machine, T: Element>(machine: M, from: &[T], to: &mut [f32]) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.widen(from, to) }
+}
+
+/// Copies numbers, rounded to the nearest.
+pub(crate) fn round<M: Machine>(machine: M, from: &[f32], to: &mut [bf16]) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.round(from, to) }
+}
+
+/// `out = x / √(mean(x²) + ε) · weight`.
+pub(crate) fn normalize<M: Machine, T: Element>(
+    machine: M,
+    x: &[T],
+    weight: &[f32],
+    epsilon: f32,
+    out: &mut [f32],
+) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.normalize(x, weight, epsilon, out) }
 }
 
 /// Multiplies and adds in registers only; gives how many floating-point operations that was.

@@ -5,11 +5,12 @@ mod constants;
 mod packing;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 use locum_substitution::{
     BoxError, Constant, Dtype, ExpertWeights, MoeLayer, MoeLayerInfo, PackedPart, RouteTable,
 };
 
+use crate::extension;
 use crate::observer::{ExpertObserver, Observation, OutputBuffer, RouteOutputs};
 use crate::parameter::{burn_dtype, tensor, unloaded};
 use packing::Packing;
@@ -210,7 +211,7 @@ impl RoutedExperts {
             (Some(sum), None) | (None, Some(sum)) => sum,
             (None, None) => Tensor::zeros([tokens, hidden], (&device, DType::F32)),
         };
-        sum.cast(dtype)
+        extension::cast(sum, dtype)
     }
 }
 
@@ -258,7 +259,7 @@ impl MoeLayer for RoutedExperts {
             row.copy_from_slice(&constant.value);
         }
         let device = values.lazy_device();
-        let loaded = tensor(bytes, shape, dtype, &device);
+        let loaded = tensor(Bytes::from_bytes_vec(bytes), shape, dtype, &device);
         *values = Param::initialized(values.id, loaded);
         Ok(())
     }

@@ -11,6 +11,7 @@ use locum_substitution::{
 };
 
 use super::{ExpertsConfig, RoutedExperts};
+use crate::memory::gather;
 use crate::parameter::{check_shape, dtype, tensor};
 
 /// The packed parameter with the gate and up projections; also its name in packed checkpoints.
@@ -98,12 +99,9 @@ impl Pending {
         if self.views.iter().any(Option::is_none) {
             return None;
         }
-        let mut bytes = Vec::with_capacity(self.views.len() * self.elements * dtype.size());
-        for view in self.views.iter_mut().filter_map(Option::take) {
-            bytes.extend_from_slice(&view);
-        }
+        let rows = gather(self.views.iter_mut().filter_map(Option::take));
         self.dtype = None;
-        Some(tensor(bytes, shape, dtype, device))
+        Some(tensor(rows, shape, dtype, device))
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) use rule::best_first;
 pub use rule::{GroupScore, Groups, RoutingRule, Scoring};
 
 use crate::experts::Routes;
+use crate::extension;
 use crate::linear::product;
 use crate::parameter::{unloaded, unloaded_ids};
 
@@ -130,7 +131,7 @@ impl Router {
 
     /// The logits, row-major, and of how many experts they are.
     fn logits(&self, x: Tensor<2>) -> (Vec<f32>, usize) {
-        let logits = product(x.cast(DType::F32), self.weight.val());
+        let logits = product(extension::cast(x, DType::F32), self.weight.val());
         let experts = logits.dims()[1];
         (logits.into_data().iter::<f32>().collect(), experts)
     }

@@ -1,0 +1,72 @@
+//! Memory maps of files, and views of them that let go of what was read.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use memmap2::Mmap;
+
+/// A whole file in memory. Nothing of it is read until it is looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct FileMap(Arc<Mmap>);
+
+impl FileMap {
+    pub(crate) fn new(file: &File) -> io::Result<Self> {
+        // SAFETY: the map is private to its `Mmap`, read-only, and lives as long as what it hands
+        // out, so within this process nothing writes to it. What cannot be promised is that no
+        // other process changes the file: its bytes could then change under a `&[u8]`, and a file
+        // that is cut short ends this process by a signal when the lost part is read. That is the
+        // price of not copying weights twice, and `Checkpoint::open` says so.
+        unsafe { Mmap::map(file) }.map(|map| Self(Arc::new(map)))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// A part of the file. When the last copy of it is dropped, its pages leave the process: they
+    /// stay in the system's page cache, from where they come back if they are looked at again.
+    ///
+    /// `range` is within the file.
+    pub(crate) fn view(&self, range: Range<usize>) -> Bytes {
+        Bytes::from_owner(View {
+            map: self.clone(),
+            range,
+        })
+    }
+}
+
+struct View {
+    map: FileMap,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        &self.map.0[self.range.clone()]
+    }
+}
+
+#[cfg(unix)]
+impl Drop for View {
+    fn drop(&mut self) {
+        /// The largest page that a file is commonly mapped in, where its size is not asked for:
+        /// pages that a view shares with its neighbours stay.
+        const PAGE: usize = 64 << 10;
+        let start = self.range.start.next_multiple_of(PAGE);
+        let end = self.range.end / PAGE * PAGE;
+        if start < end {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: on a map of a file that nobody writes to, this only forgets which pages are
+            // mapped; who looks again gets the same bytes from the file. A failure keeps them.
+            let _ = unsafe {
+                self.map
+                    .0
+                    .unchecked_advise_range(advice, start, end - start)
+            };
+        }
+    }
+}
