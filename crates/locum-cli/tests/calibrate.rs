@@ -1,0 +1,263 @@
+//! `locum calibrate` and `locum merge-stats`: what they write, and what they refuse.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{TestModel, fixture, locum, run, text};
+use tempfile::TempDir;
+
+/// A model, a text of 70 sequences of 16 tokens and more, and a place for files.
+struct Bench {
+    model: String,
+    text: String,
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let text = fs::read_to_string(fixture("mone/calib.txt")).unwrap();
+        let path = folder.path().join("calib.txt");
+        fs::write(&path, &text[..text.floor_char_boundary(5000)]).unwrap();
+        Self {
+            model: argument(&fixture("tiny-olmoe")),
+            text: argument(&path),
+            folder,
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arguments<'a>(&'a self, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let mut all = vec!["calibrate", &self.model, "--text", &self.text];
+        all.extend(["--length", "16", "--batch", "2", "--out", out]);
+        all.extend(more);
+        all
+    }
+
+    /// Calibrates, and gives the file.
+    fn calibrated(&self, name: &str, more: &[&str]) -> PathBuf {
+        let out = self.file(name);
+        let output = run(&self.arguments(&argument(&out), more));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "");
+        out
+    }
+}
+
+fn argument(path: &Path) -> String {
+    path.to_str().unwrap().into()
+}
+
+/// One line on standard error that holds all parts, and exit code 2.
+#[track_caller]
+fn refused(arguments: &[&str], parts: &[&str]) {
+    common::refused(arguments, parts);
+}
+
+#[test]
+fn shards_merge_to_the_bytes_of_the_whole() {
+    let bench = Bench::new();
+    let whole = bench.calibrated("whole", &[]);
+    let parts: Vec<String> = (1..=3)
+        .map(|index| {
+            let shard = format!("{index}/3");
+            argument(&bench.calibrated(&format!("part{index}"), &["--shard", &shard]))
+        })
+        .collect();
+    let out = argument(&bench.file("merged"));
+    let output = run(&[
+        "merge-stats",
+        &parts[2],
+        &parts[0],
+        &parts[1],
+        "--out",
+        &out,
+    ]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(" sequences; wrote "), "{said}");
+    assert!(fs::read(&whole).unwrap() == fs::read(&out).unwrap());
+    let output = run(&["merge-stats", &parts[2], &parts[0], "--out", &out]);
+    let said = text(&output.stderr);
+    assert!(said.contains("are in no file; wrote"), "{said}");
+    refused(
+        &["merge-stats", &parts[0], &parts[0], "--out", &out],
+        &["part1", "counted in an earlier file"],
+    );
+    let four = argument(&bench.calibrated("four", &["--sequences", "4"]));
+    refused(
+        &["merge-stats", &parts[0], &four, "--out", &out],
+        &["part1", "four", "numbers of sequences differ"],
+    );
+}
+
+#[test]
+fn threads_and_several_texts_make_no_difference() {
+    let bench = Bench::new();
+    let one = bench.calibrated("one", &["--threads", "1"]);
+    let two = bench.calibrated("two", &["--threads", "2"]);
+    assert!(fs::read(&one).unwrap() == fs::read(&two).unwrap());
+}
+
+#[test]
+fn other_kernels_are_not_merged() {
+    let bench = Bench::new();
+    let first = argument(&bench.calibrated("first", &["--shard", "1/2", "--dtype", "bf16"]));
+    let out = argument(&bench.file("second"));
+    let output = locum(&bench.arguments(&out, &["--shard", "2/2", "--dtype", "bf16"]))
+        .env("LOCUM_CPU", "portable")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let kernels = |path: &str| {
+        let bytes = fs::read(path).unwrap();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let (_, rest) = text.split_once("\\\"kernels\\\":\\\"").unwrap();
+        rest.split_once('\\').unwrap().0.to_owned()
+    };
+    let merged = argument(&bench.file("merged"));
+    if kernels(&first) == "portable" {
+        return; // This machine has no others.
+    }
+    refused(
+        &["merge-stats", &first, &out, "--out", &merged],
+        &["kernels differ", "portable"],
+    );
+    assert!(!Path::new(&merged).exists());
+}
+
+#[test]
+fn text_that_makes_no_sequence() {
+    let bench = Bench::new();
+    let out = argument(&bench.file("out"));
+    let short = argument(&bench.file("short.txt"));
+    fs::write(&short, "Alice was beginning to get very tired.").unwrap();
+    let with_text = |text: &str, parts: &[&str]| {
+        refused(
+            &["calibrate", &bench.model, "--text", text, "--out", &out],
+            parts,
+        );
+    };
+    with_text(&short, &["fewer than one sequence of 512", "--length"]);
+    let latin = argument(&bench.file("latin.txt"));
+    fs::write(&latin, b"caf\xe9").unwrap();
+    with_text(&latin, &["latin.txt", "utf-8"]);
+    with_text(&argument(&bench.file("nowhere.txt")), &["nowhere.txt"]);
+    let empty = argument(&bench.file("empty.txt"));
+    fs::write(&empty, "").unwrap();
+    with_text(&empty, &["empty.txt", "empty"]);
+    refused(
+        &bench.arguments(&out, &["--sequences", "5000"]),
+        &["5000 sequences were asked for", "--sequences between 1 and"],
+    );
+    refused(
+        &bench.arguments(&out, &["--shard", "900/1000"]),
+        &["shard 900/1000 has no sequence", "at most"],
+    );
+    let mut long = bench.arguments(&out, &[]);
+    let place = long.iter().position(|a| *a == "16").unwrap();
+    long[place] = "513";
+    refused(&long, &["513", "context of 512"]);
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn place_that_cannot_be_written_to() {
+    let bench = Bench::new();
+    let model = TestModel::of_fixture("tiny-olmoe").write();
+    let inside = argument(&model.path().join("stats.safetensors"));
+    let of_model = |out: &str, parts: &[&str]| {
+        let mut arguments = bench.arguments(out, &[]);
+        arguments[1] = common::path(&model);
+        refused(&arguments, parts);
+    };
+    of_model(
+        &inside,
+        &["stats.safetensors", "inside the model's directory"],
+    );
+    assert_eq!(fs::read_dir(model.path()).unwrap().count(), 3);
+    of_model(
+        &argument(&bench.file("no/such/folder/out")),
+        &["no/such/folder/out"],
+    );
+    of_model(&argument(bench.folder.path()), &["directory"]);
+    if cfg!(target_os = "linux") {
+        // Nobody may make files there, whoever runs this.
+        of_model("/proc/stats.safetensors", &["/proc/stats.safetensors"]);
+        of_model("/dev/full", &["/dev/full", "not a regular file"]);
+    }
+}
+
+/// A limit on the size of files stands for a disk that is full.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disk_leaves_nothing_half_written() {
+    let bench = Bench::new();
+    let out = argument(&bench.file("out"));
+    let program = env!("CARGO_BIN_EXE_locum");
+    let arguments = bench.arguments(&out, &[]).join(" ");
+    let script = format!("trap '' XFSZ; ulimit -f 16; exec {program} {arguments}");
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .output();
+    let output = output.unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let error = said.lines().last().unwrap();
+    assert!(
+        error.starts_with("error: cannot write ") && error.contains("out"),
+        "{said}"
+    );
+    let left: Vec<_> = fs::read_dir(bench.folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "only the text is left: {left:?}");
+}
+
+#[test]
+fn model_without_experts() {
+    let mut model = TestModel::of_fixture("qwen2_moe/base");
+    let layers = model.config["num_hidden_layers"].as_u64().unwrap();
+    let dense = model.config["mlp_only_layers"][0].as_u64().unwrap();
+    model.config["mlp_only_layers"] = (0..layers).collect::<Vec<u64>>().into();
+    let of_dense: Vec<_> = ["gate_proj", "up_proj", "down_proj"]
+        .map(|part| {
+            (
+                part,
+                model.tensors[&format!("model.layers.{dense}.mlp.{part}.weight")].clone(),
+            )
+        })
+        .into();
+    model.tensors.retain(|name, _| !name.contains(".mlp."));
+    for layer in 0..layers {
+        for (part, tensor) in &of_dense {
+            let name = format!("model.layers.{layer}.mlp.{part}.weight");
+            model.tensors.insert(name, tensor.clone());
+        }
+    }
+    // The tokenizer is of a larger vocabulary, so the text must not have reached the model.
+    let (bench, model) = (Bench::new(), model.write());
+    let out = argument(&bench.file("out"));
+    let mut arguments = bench.arguments(&out, &[]);
+    arguments[1] = common::path(&model);
+    refused(&arguments, &["has no MoE layer"]);
+}
+
+#[test]
+fn seed_needs_a_number_of_sequences() {
+    let bench = Bench::new();
+    let out = argument(&bench.file("out"));
+    let output = run(&bench.arguments(&out, &["--seed", "1"]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--sequences"));
+    let drawn = |name, seed| {
+        let path = bench.calibrated(name, &["--sequences", "9", "--seed", seed]);
+        fs::read(path).unwrap()
+    };
+    assert!(drawn("a", "1") == drawn("b", "1"));
+    assert!(drawn("a", "1") != drawn("c", "2"));
+}
