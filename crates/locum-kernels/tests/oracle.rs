@@ -241,12 +241,17 @@ fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
         .install(work)
 }
 
+/// A few, some, or so many that weights are packed.
+fn tokens() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..=7, 0usize..=70, 129usize..=150]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
 
     #[test]
     fn linear_layers_are_right_in_every_variant(
-        tokens in 0usize..=70, inputs in 0usize..=70, outputs in 0usize..=70,
+        tokens in tokens(), inputs in prop_oneof![0usize..=70, 200usize..=260], outputs in prop_oneof![0usize..=70, 130usize..=200],
         weights in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
     ) {
         let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * inputs));
@@ -268,7 +273,7 @@ proptest! {
 
     #[test]
     fn experts_are_right_in_every_variant(
-        tokens in 0usize..=70, hidden in 0usize..=70, intermediate in 0usize..=70,
+        tokens in tokens(), hidden in 0usize..=70, intermediate in 0usize..=70,
         rows in 0usize..5, gate_up in 0usize..3, down in 0usize..3, bf16_activations: bool,
         activation in 0usize..4, seed in 0u64..1000,
     ) {
@@ -321,7 +326,7 @@ proptest! {
 
     #[test]
     fn results_do_not_depend_on_the_number_of_threads(
-        tokens in 1usize..=40, kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
+        tokens in prop_oneof![1usize..=40, 129usize..=150], kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
     ) {
         // Large enough to be shared among threads.
         let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * 270));
