@@ -9,7 +9,6 @@ use half::bf16;
 use locum_benches::{Effort, machine, peak, read_bandwidth_once};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
-    add_constants,
 };
 
 const HIDDEN: usize = 2048;
@@ -217,7 +216,9 @@ fn substituted(effort: Effort, variant: Variant, block: &Block) {
                     timed(&mut || {
                         let mlp = block.mlp(retained);
                         variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
-                        add_constants(&constants, values, HIDDEN, &mut out).unwrap();
+                        variant
+                            .add_constants(&constants, values, HIDDEN, &mut out)
+                            .unwrap();
                     })
                 },
                 &mut || {
@@ -228,7 +229,9 @@ fn substituted(effort: Effort, variant: Variant, block: &Block) {
                 },
                 &mut || {
                     timed(&mut || {
-                        add_constants(&constants, values, HIDDEN, &mut third).unwrap();
+                        variant
+                            .add_constants(&constants, values, HIDDEN, &mut third)
+                            .unwrap();
                     })
                 },
             ]);

@@ -4,7 +4,6 @@
 use half::{bf16, f16};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
-    add_constants,
 };
 use proptest::prelude::*;
 use rayon::ThreadPoolBuilder;
@@ -348,23 +347,35 @@ proptest! {
 
     #[test]
     fn constants_are_summed_in_f64(
-        hidden in 1usize..=70, kind in 0usize..3, tokens in 1usize..=9, seed in 0u64..1000,
+        hidden in prop_oneof![1usize..=70, 2000usize..=2100], kind in 0usize..3,
+        tokens in prop_oneof![1usize..=9, 70usize..=90], ordered: bool, seed in 0u64..1000,
     ) {
         let constants = Stored::new(kind, &numbers(seed, 3 * hidden));
         let routes: Vec<ConstantRoute> = (0..2 * tokens)
-            .map(|i| ConstantRoute { token: i / 2, row: i % 3, weight: 1.0 / (i as f32 + 3.0) })
+            .map(|i| ConstantRoute {
+                token: if ordered { i / 2 } else { i % tokens },
+                row: i % 3,
+                weight: 1.0 / (i as f32 + 3.0),
+            })
             .collect();
         let before = numbers(seed + 1, tokens * hidden);
-        let mut out = before.clone();
-        add_constants(&routes, constants.weights(), hidden, &mut out).unwrap();
-        let values = constants.values();
-        for (i, (&found, &before)) in out.iter().zip(&before).enumerate() {
-            let sum: f64 = routes
-                .iter()
-                .filter(|route| route.token == i / hidden)
-                .map(|route| f64::from(route.weight) * values[route.row * hidden + i % hidden])
-                .sum();
-            prop_assert_eq!(found, (f64::from(before) + sum) as f32);
+        let (values, constants) = (constants.values(), constants.weights());
+        for variant in Variant::available() {
+            let mut out = before.clone();
+            variant.add_constants(&routes, constants, hidden, &mut out).unwrap();
+            for (i, (&found, &before)) in out.iter().zip(&before).enumerate() {
+                let term = |route: &ConstantRoute| {
+                    f64::from(route.weight) * values[route.row * hidden + i % hidden]
+                };
+                let of_token = routes.iter().filter(|route| route.token == i / hidden);
+                let expected = if ordered || tokens == 1 {
+                    (f64::from(before) + of_token.map(term).sum::<f64>()) as f32
+                } else {
+                    // Each route comes alone, and is rounded by itself.
+                    of_token.fold(before, |sum, route| (f64::from(sum) + term(route)) as f32)
+                };
+                prop_assert_eq!(found, expected);
+            }
         }
     }
 }

@@ -184,6 +184,28 @@ macro_rules! machine {
                 // SAFETY: `self` is proof of the features.
                 unsafe { inner(weight, values, sums) }
             }
+
+            #[inline]
+            unsafe fn accumulate_wide<T: crate::operand::Element>(
+                self,
+                weight: f32,
+                values: &[T],
+                sums: &mut [f64],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(
+                    weight: f32,
+                    values: &[T],
+                    sums: &mut [f64],
+                ) {
+                    let weight = f64::from(weight);
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += weight * f64::from(value.widen());
+                    }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(weight, values, sums) }
+            }
         }
     };
 }

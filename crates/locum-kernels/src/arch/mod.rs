@@ -48,6 +48,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn widen<T: Element>(self, from: &[T], to: &mut [f32]);
     unsafe fn round(self, from: &[f32], to: &mut [bf16]);
     unsafe fn normalize<T: Element>(self, x: &[T], weight: &[f32], epsilon: f32, out: &mut [f32]);
+    unsafe fn accumulate_wide<T: Element>(self, weight: f32, values: &[T], sums: &mut [f64]);
 }
 
 /// Units that hold `elements` elements, whole steps of `parts` vectors of them.
@@ -214,6 +215,17 @@ pub(crate) fn normalize<M: Machine, T: Element>(
 ) {
     // SAFETY: the machine has its features.
     unsafe { machine.normalize(x, weight, epsilon, out) }
+}
+
+/// `sums += weight · values`, whose products are exact.
+pub(crate) fn accumulate_wide<M: Machine, T: Element>(
+    machine: M,
+    weight: f32,
+    values: &[T],
+    sums: &mut [f64],
+) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.accumulate_wide(weight, values, sums) }
 }
 
 /// Multiplies and adds in registers only; gives how many floating-point operations that was.
