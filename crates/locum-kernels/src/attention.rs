@@ -206,7 +206,10 @@ impl<'a> Block<'a> {
         let padded = of.size.next_multiple_of(width);
         let panel_units = arch::panel_units::<M>(M::MANY, of.head, 1);
         resize(&mut scratch.queries, PANELS * panel_units);
-        resize(&mut scratch.keys, arch::padded_units::<M>(of.head, 1) * width);
+        resize(
+            &mut scratch.keys,
+            arch::padded_units::<M>(of.head, 1) * width,
+        );
         resize(&mut scratch.scores, self.rows * KEYS);
         resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
         resize(&mut scratch.values, KEYS * width);

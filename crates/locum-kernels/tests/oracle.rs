@@ -440,3 +440,31 @@ fn infinite_weights_spoil_only_their_rows() {
         }
     }
 }
+
+#[test]
+fn type_of_weights_does_not_change_results() {
+    // All three types have these numbers; the sums are rounded, because activations are random.
+    let values: Vec<f32> = (0..130 * 77)
+        .map(|i| ((i * 7 % 33) as f32 - 16.0) / 16.0)
+        .collect();
+    let stored = [0, 1, 2].map(|kind| Stored::new(kind, &values));
+    for tokens in [1, 3, 6, 9, 150] {
+        let x = numbers(5, tokens * 77);
+        for variant in Variant::available() {
+            let [f32, f16, bf16] = [0, 1, 2].map(|kind| {
+                let linear = Linear {
+                    inputs: 77,
+                    outputs: 130,
+                    weights: stored[kind].weights(),
+                };
+                let mut out = vec![0.0; tokens * 130];
+                variant
+                    .linear(&linear, Activations::F32(&x), &mut out)
+                    .unwrap();
+                out
+            });
+            assert!(f32 == f16, "{}, {tokens} tokens", variant.name());
+            assert!(f32 == bf16, "{}, {tokens} tokens", variant.name());
+        }
+    }
+}
