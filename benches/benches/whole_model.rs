@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use locum::models::{LoadOptions, Logits, Model, ModelFiles};
 use locum::nn::DType;
-use locum_benches::{Effort, machine, olmoe, read_bandwidth_once};
+use locum_benches::{Effort, Target, machine, olmoe, read_bandwidth_once};
 use locum_kernels::Variant;
 use rayon::prelude::*;
 
@@ -47,45 +47,116 @@ fn main() {
 
 fn loading(effort: Effort, whole: &Path, pruned: &Path) {
     println!(
-        "Loading, in fresh processes, files in the page cache; MB over the retained weights' bytes.\n"
+        "In fresh processes, files in the page cache, two threads. What is over: beyond the bytes of the\n\
+         retained weights. The largest tensor has {LARGEST} MB.\n"
     );
+    println!("| what | all retained | 25 % substituted | target | |\n|---|---|---|---|---|");
+    let [all, part] = [whole, pruned].map(|directory| fresh(effort, directory));
+    let line =
+        |what: &str, unit: &str, digits: usize, figure: fn(&Fresh) -> f64, target: Target| {
+            let figures = [figure(&all), figure(&part)];
+            let worse = match target {
+                Target::AtLeast(_) => figures[0].min(figures[1]),
+                _ => figures[0].max(figures[1]),
+            };
+            let [all, part] = figures.map(|figure| format!("{figure:.digits$}{unit}"));
+            println!("| {what} | {all} | {part} | {} |", target.columns(worse));
+        };
+    line("loading", " s", 2, |f| f.load, Target::None);
+    line(
+        "loading",
+        " GB/s",
+        1,
+        |f| f.weights / f.load / 1e9,
+        Target::None,
+    );
+    line(
+        "`pread` into fresh memory",
+        " GB/s",
+        1,
+        |f| f.pread / 1e9,
+        Target::None,
+    );
+    line(
+        "loading / `pread`",
+        "",
+        2,
+        |f| f.weights / f.load / f.pread,
+        Target::AtLeast(0.8),
+    );
+    line(
+        "resident after loading, over",
+        " MB",
+        0,
+        |f| (f.resident - f.weights) / 1e6,
+        Target::AtMost(150.0),
+    );
+    line(
+        "anonymous while loading, over",
+        " MB",
+        0,
+        |f| (f.anonymous - f.weights) / 1e6,
+        Target::AtMost(150.0 + LARGEST),
+    );
+    line(
+        "start of the process to the first token after 512, bf16",
+        " s",
+        2,
+        |f| f.first,
+        Target::AtMost(1.9),
+    );
+    let falls = (all.resident - part.resident) / (all.weights - part.weights);
     println!(
-        "| checkpoint | load | GB/s | pread of the same bytes into fresh memory | ratio (target 0.8) \
-         | resident after, MB over (target 150) | anonymous at most, MB over (target 150 + a tensor) \
-         | start to first token, 512 tokens, bf16 (target 1.9 s) |\n|---|---|---|---|---|---|---|---|"
+        "| resident memory falls by, of the pruned bytes | | {falls:.2} | {} |\n",
+        Target::AtLeast(0.95).columns(falls)
     );
+}
+
+/// MB of the embedding and of the head.
+const LARGEST: f64 = (2 * olmoe::VOCABULARY * olmoe::HIDDEN / 1_000_000) as f64;
+
+/// What fresh processes take: seconds, bytes, bytes per second.
+struct Fresh {
+    load: f64,
+    weights: f64,
+    resident: f64,
+    anonymous: f64,
+    pread: f64,
+    first: f64,
+}
+
+fn fresh(effort: Effort, directory: &Path) -> Fresh {
     let rounds = if effort.is_quick() { 1 } else { 5 };
-    for (name, directory) in [("all retained", whole), ("25 % substituted", pruned)] {
-        let mut figures: [Vec<f64>; 7] = Default::default();
+    let mut figures: [Vec<f64>; 6] = Default::default();
+    // Into the page cache.
+    run("load", directory);
+    for _ in 0..rounds {
+        let load = run("load", directory);
+        let pread = run("pread", directory);
+        let start = Instant::now();
         run("first-token", directory);
-        for _ in 0..rounds {
-            let load = run("load", directory);
-            let pread = run("pread", directory);
-            let start = Instant::now();
-            run("first-token", directory);
-            let first = start.elapsed().as_secs_f64();
-            let rates = [load[1] / load[0], pread[1] / pread[0]];
-            let over = |bytes: f64| (bytes - load[1]) / 1e6;
-            let row = [
-                load[0],
-                rates[0] / 1e9,
-                rates[1] / 1e9,
-                rates[0] / rates[1],
-                over(load[2]),
-                over(load[3]),
-                first,
-            ];
-            for (figures, value) in figures.iter_mut().zip(row) {
-                figures.push(value);
-            }
+        let first = start.elapsed().as_secs_f64();
+        let row = [
+            load[0],
+            load[1],
+            load[2],
+            load[3],
+            pread[1] / pread[0],
+            first,
+        ];
+        for (figures, value) in figures.iter_mut().zip(row) {
+            figures.push(value);
         }
-        let [load, rate, pread, ratio, resident, anonymous, first] = figures.map(median);
-        println!(
-            "| {name} | {load:.2} s | {rate:.1} | {pread:.1} | {ratio:.2} | {resident:.0} \
-             | {anonymous:.0} | {first:.2} s |"
-        );
     }
-    println!();
+    let [load, weights, resident, anonymous, pread, first] = figures.map(median);
+    Fresh {
+        load,
+        weights,
+        resident,
+        anonymous,
+        pread,
+        first,
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -223,11 +294,11 @@ fn ids(tokens: usize) -> Vec<i64> {
 
 fn speed(effort: Effort, whole: &Path, pruned: &Path) {
     println!(
-        "Prefill of {PROMPT} tokens and decode of 64 tokens after 32; limits measured in turns with them.\n"
+        "Prefill of {PROMPT} tokens and decode of 64 tokens after 32; limits measured in turns with them:\n\
+         the peak of the activations' products, and bandwidth / active bytes.\n"
     );
     println!(
-        "| checkpoint | activations | prefill | GFLOP/s | of peak | decode, tokens/s | of bandwidth \
-         / active bytes | bandwidth, GB/s |\n|---|---|---|---|---|---|---|---|"
+        "| checkpoint | activations | | time | of the limit | target | |\n|---|---|---|---|---|---|---|"
     );
     let variant = Variant::detect().unwrap();
     for (name, directory, activations) in [
@@ -267,22 +338,39 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
         };
         let [tokens, bandwidth] = effort.rates([&mut decode, &mut read_bandwidth_once()]);
         let operations = olmoe::operations(PROMPT) as f64;
-        if directory == whole {
-            println!(
-                "| {name} | {activations:?} | {:.2} s | {:.0} | {:.2} | {tokens:.1} | {:.2} | {:.1} |",
-                1.0 / prefills,
-                operations * prefills / 1e9,
-                operations * prefills / peak,
-                tokens * olmoe::active_bytes(olmoe::TOP_K) as f64 / bandwidth,
-                bandwidth / 1e9,
-            );
+        let all = directory == whole;
+        let type_name = if bf16 { "bf16" } else { "f32" };
+        let of_peak = operations * prefills / peak;
+        let target = if bf16 && all {
+            Target::AtLeast(0.65)
         } else {
-            println!(
-                "| {name} | {activations:?} | {:.2} s | | | {tokens:.1} | | {:.1} |",
-                1.0 / prefills,
-                bandwidth / 1e9,
-            );
-        }
+            Target::None
+        };
+        let limit = if all {
+            format!("{of_peak:.2} ({:.0} GFLOP/s)", operations * prefills / 1e9)
+        } else {
+            String::new()
+        };
+        println!(
+            "| {name} | {type_name} | prefill | {:.2} s | {limit} | {} |",
+            1.0 / prefills,
+            target.columns(of_peak)
+        );
+        let share = tokens * olmoe::active_bytes(olmoe::TOP_K) as f64 / bandwidth;
+        let target = match (all, bandwidth > 40e9) {
+            (false, _) => Target::None,
+            (true, false) => Target::AtLeast(0.95),
+            (true, true) => Target::AtLeast(0.85),
+        };
+        let limit = if all {
+            format!("{share:.2} (of {:.1} GB/s)", bandwidth / 1e9)
+        } else {
+            String::new()
+        };
+        println!(
+            "| {name} | {type_name} | decode | {tokens:.1} tokens/s | {limit} | {} |",
+            target.columns(share)
+        );
     }
     println!();
 }
