@@ -80,7 +80,7 @@ impl Linear<'_> {
             let panel = unsafe { shared.part(place.units.clone()) };
             panels.pack(machine, &rows, panel);
         });
-        let block = tasks::columns_per_task(outputs, 8, 2 * M::LANES);
+        let block = tasks::columns_per_task(outputs, 8, 2 * M::LANES).min(1024);
         let work = tokens * inputs * outputs;
         let out = Shared::new(out);
         tasks::run(

@@ -272,3 +272,27 @@ fn bf16_activations_round_the_sum_once() {
     let expected = [0.333_333_34f32, 1.0].map(|v| bf16::from_f32(v).to_f32());
     assert_eq!(y.into_data().iter::<f32>().collect::<Vec<_>>(), expected);
 }
+
+#[test]
+fn kernels_give_what_plain_tensor_operations_give() {
+    let experts = experts(
+        4,
+        &[(1, [10.0, -20.0]), (3, [0.5, 40.0])],
+        Dtype::Bf16,
+        scaled,
+    );
+    let routes = Routes {
+        ids: vec![0, 1, 3, 2, 2, 9, 1, 3],
+        weights: vec![0.5, 0.25, 0.75, 0.125, 0.3, 0.6, 0.2, 0.1],
+        top_k: 2,
+    };
+    let values = [0.5f32, -1.0, 2.0, 0.25, -0.75, 3.0, 1.5, 0.0];
+    let x = Tensor::<2>::from_data(
+        TensorData::new(values.to_vec(), [4, HIDDEN]),
+        (&Device::flex(), DType::F32),
+    );
+    let numbers = |y: Tensor<2>| y.into_data().iter::<f32>().collect::<Vec<f32>>();
+    let plain = numbers(experts.forward_plain(x.clone(), &routes));
+    assert_close(&numbers(experts.forward(x, &routes)), &plain);
+    assert!(plain.iter().any(|value| value.abs() > 1.0), "{plain:?}");
+}
