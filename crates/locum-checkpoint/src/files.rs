@@ -1,7 +1,7 @@
 //! The file system: every call puts the path into its error.
 
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -117,11 +117,27 @@ fn regular(path: &Path) -> Result<Metadata, CheckpointError> {
     }
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.into();
     move |source| CheckpointError::Io {
         action,
         path,
         source,
     }
+}
+
+/// Writes a new file, and waits until it is on the disk; messages call it `shown`.
+pub(crate) fn write(path: &Path, shown: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
+    let mut file = File::create_new(path).map_err(io_error("create", shown))?;
+    file.write_all(contents)
+        .and_then(|()| file.sync_all())
+        .map_err(io_error("write", shown))
+}
+
+/// Waits until a directory's entries are on the disk, where the system has a way to ask for it.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    if cfg!(unix) {
+        return File::open(path)?.sync_all();
+    }
+    Ok(())
 }
