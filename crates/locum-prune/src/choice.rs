@@ -245,9 +245,9 @@ fn unreachable(ratio: f64, layer: u32, here: usize) -> String {
     let near = exact.round().clamp(1.0, (here.max(2) - 1) as f64);
     format!(
         "{ratio} of the {here} experts with weights of layer {layer} is {exact:.3}, no whole number \
-         that leaves one; it rounds to {near}: give {} (or keep {})",
-        near / here as f64,
-        here as f64 - near
+         that leaves one; it rounds to {near}: keep {}, or give {}",
+        here as f64 - near,
+        near / here as f64
     )
 }
 

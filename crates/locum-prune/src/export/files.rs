@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::PruneError;
+use crate::{PruneError, Subject};
 
 /// What a model's directory holds beside its configuration and weights.
 pub(super) struct OtherFiles {
@@ -36,12 +36,20 @@ const WEIGHTS: [&str; 14] = [
 impl OtherFiles {
     /// Lists a model's directory, and the directories in it. Hidden ones and hidden files are those of
     /// Git and of download tools, and are passed over; links to directories are not followed.
-    pub(super) fn of(directory: &Path) -> Result<Self, PruneError> {
+    /// The weights that are read, and the index that names them, are neither copied nor left out.
+    pub(super) fn of(subject: &Subject) -> Result<Self, PruneError> {
+        let directory = subject.directory();
         let mut files = Self {
             copied: Vec::new(),
             left_out: Vec::new(),
         };
         files.list(directory, Path::new(""))?;
+        let read: Vec<PathBuf> = subject.checkpoint().files().map(Path::to_path_buf).collect();
+        let sharded = !read.contains(&directory.join("model.safetensors"));
+        files.left_out.retain(|file| {
+            let index = sharded && file == Path::new("model.safetensors.index.json");
+            !index && !read.contains(&directory.join(file))
+        });
         files.copied.sort();
         files.left_out.sort();
         Ok(files)

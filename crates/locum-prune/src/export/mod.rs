@@ -66,7 +66,7 @@ impl<'a> Export<'a> {
             subject,
             checkpoint: NewCheckpoint::new(tensors, options.max_shard_bytes)?,
             config: format!("{config:#}\n"),
-            others: OtherFiles::of(subject.directory())?,
+            others: OtherFiles::of(subject)?,
         })
     }
 
