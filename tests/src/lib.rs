@@ -5,6 +5,7 @@
 
 mod edited;
 mod parity;
+mod pruning;
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use safetensors::{Dtype, SafeTensors};
 
 pub use edited::{EditedModel, StoredTensor};
 pub use parity::{Case, PARITY, Parity, cases};
+pub use pruning::{ByExpert, constants_of, contents, plan_of, statistics_with_means};
 
 /// A file or folder of `tests/fixtures`.
 #[must_use]

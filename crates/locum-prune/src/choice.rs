@@ -242,10 +242,11 @@ impl Settings {
 /// What an unreachable ratio comes to, and what is near it.
 fn unreachable(ratio: f64, layer: u32, here: usize) -> String {
     let exact = ratio * here as f64;
-    let near = exact.round().clamp(1.0, (here.max(2) - 1) as f64);
+    let rounded = exact.round();
+    let near = rounded.clamp(1.0, (here.max(2) - 1) as f64);
     format!(
         "{ratio} of the {here} experts with weights of layer {layer} is {exact:.3}, no whole number \
-         that leaves one; it rounds to {near}: keep {}, or give {}",
+         that leaves one; it rounds to {rounded}; keep {}, or give {}",
         here as f64 - near,
         near / here as f64
     )

@@ -88,8 +88,8 @@ impl Metric {
     pub fn of_statistics(self, layer: &LayerStatistics, expert: &ExpertStatistics) -> Option<f64> {
         let per_token = |sum: f64| sum / (layer.tokens.max(1) as f64);
         Some(match self {
-            Self::Fusion => fluctuation(expert) * per_token(expert.score_sum),
-            Self::OutputFluctuation => fluctuation(expert),
+            Self::Fusion => expert.std_norm() * per_token(expert.score_sum),
+            Self::OutputFluctuation => expert.std_norm(),
             Self::RoutingScore => per_token(expert.score_sum),
             Self::Frequency => per_token(expert.tokens as f64),
             Self::Reap => expert.weighted_norm_sum / (expert.tokens.max(1) as f64),
@@ -117,21 +117,6 @@ impl FromStr for Metric {
                 PruneError::setting("metric", format!("{name} is none of {known}"))
             })
     }
-}
-
-/// `‖std‖₂ = √(E‖y‖² − ‖E y‖²)`. Rounding may take the difference below zero, where it is zero.
-fn fluctuation(expert: &ExpertStatistics) -> f64 {
-    if expert.tokens == 0 {
-        return 0.0;
-    }
-    let tokens = expert.tokens as f64;
-    let mean_square = expert.squared_norm_sum / tokens;
-    let square_mean: f64 = expert
-        .output_sum
-        .iter()
-        .map(|sum| (sum / tokens) * (sum / tokens))
-        .sum();
-    (mean_square - square_mean).max(0.0).sqrt()
 }
 
 /// A number in `[0, 1)` that depends on seed, layer and expert only: SplitMix64 (Steele, Lea and

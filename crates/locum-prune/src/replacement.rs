@@ -129,6 +129,14 @@ pub(crate) fn same_shape(subject: &Subject, statistics: &Statistics) -> Result<(
                 info.layer
             ));
         }
+        if counted.substituted != layer.table.substituted() {
+            return other(format!(
+                "its constants in layer {} were {:?}, those of the model are {:?}",
+                info.layer,
+                counted.substituted,
+                layer.table.substituted()
+            ));
+        }
         let hidden = info.hidden_size;
         // Of constants only routes are counted.
         let retained = layer.table.retained().iter();

@@ -44,7 +44,11 @@ impl OtherFiles {
             left_out: Vec::new(),
         };
         files.list(directory, Path::new(""))?;
-        let read: Vec<PathBuf> = subject.checkpoint().files().map(Path::to_path_buf).collect();
+        let read: Vec<PathBuf> = subject
+            .checkpoint()
+            .files()
+            .map(Path::to_path_buf)
+            .collect();
         let sharded = !read.contains(&directory.join("model.safetensors"));
         files.left_out.retain(|file| {
             let index = sharded && file == Path::new("model.safetensors.index.json");
