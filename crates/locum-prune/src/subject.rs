@@ -9,7 +9,7 @@ use locum_substitution::name::{canonical, expert_and_part};
 use locum_substitution::{Dtype, MoeLayerInfo, RouteTable, SubstitutionSpec, TensorInfo};
 use serde_json::Value;
 
-use crate::PruneError;
+use crate::{PruneError, Statistics, fingerprint};
 
 /// A model that is to be pruned. Its headers are read and checked; its weights are not.
 pub struct Subject {
@@ -155,6 +155,27 @@ impl Subject {
         Some(PackedRows {
             places: places.collect(),
             rows: rows as u64,
+        })
+    }
+
+    /// Checks that statistics are of this model, by its fingerprint.
+    ///
+    /// # Errors
+    ///
+    /// Statistics of another model, or router weights that cannot be read.
+    pub fn check_statistics(&self, statistics: &Statistics) -> Result<(), PruneError> {
+        let expected = fingerprint(&self.files, &self.model)?;
+        if statistics.origin.model == expected {
+            return Ok(());
+        }
+        // What can be seen of it is said; of equal shape, a router or a setting differs.
+        crate::replacement::same_shape(self, statistics)?;
+        Err(PruneError::OtherModel {
+            reason: format!(
+                "its fingerprint is {}, that of {} is {expected}: calibrate this model",
+                statistics.origin.model,
+                self.directory().display()
+            ),
         })
     }
 

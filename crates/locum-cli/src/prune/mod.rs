@@ -13,7 +13,7 @@ use locum::prune::{Export, ExportOptions, Plan, PruneError, Statistics, Subject}
 pub(crate) use arguments::PruneArguments;
 
 use crate::error::CliError;
-use crate::output::OutputFile;
+use crate::output::{OutputFile, note};
 use report::Report;
 
 pub(crate) fn run(arguments: &PruneArguments) -> Result<(), CliError> {
@@ -78,29 +78,43 @@ fn write(export: &Export<'_>, out: &Path, force: bool) -> Result<(), CliError> {
     result.map_err(CliError::from)
 }
 
-impl From<PruneError> for CliError {
-    fn from(error: PruneError) -> Self {
-        match error {
-            PruneError::Setting { setting, reason } => Self::Usage(format!("--{setting} {reason}")),
-            PruneError::NoStatistics { what } => Self::Usage(format!(
-                "{what} needs statistics: give --stats FILE, which `locum calibrate` makes"
-            )),
-            PruneError::Checkpoint(CheckpointError::Exists { path }) => Self::Usage(format!(
-                "{} exists already: give another --out, or --force to replace it",
-                path.display()
-            )),
-            other => Self::Prune(other),
+/// What a library says, in the words of the command line.
+fn worded(error: CliError) -> CliError {
+    let CliError::Prune(error) = error else {
+        return error;
+    };
+    CliError::Usage(match error {
+        PruneError::Setting { setting, reason } => format!("--{setting} {reason}"),
+        PruneError::NoStatistics { what } => {
+            format!("{what} needs statistics: give --stats FILE, which `locum calibrate` makes")
         }
-    }
+        PruneError::Checkpoint(CheckpointError::Exists { path }) => format!(
+            "{} exists already: give another --out, or --force to replace it",
+            path.display()
+        ),
+        other => return CliError::Prune(other),
+    })
 }
 
 impl PruneArguments {
     fn statistics(&self, subject: &Subject) -> Result<Option<Statistics>, CliError> {
-        let Some(_file) = &self.stats else {
+        let Some(file) = &self.stats else {
             return Ok(None);
         };
-        let _ = subject;
-        Ok(None)
+        let statistics = Statistics::open(file)?;
+        subject
+            .check_statistics(&statistics)
+            .map_err(|error| CliError::Usage(format!("--stats {}: {error}", file.display())))?;
+        let origin = &statistics.origin;
+        if !origin.is_complete() {
+            note(&format!(
+                "warning: {} counts {} of {} sequences: `locum merge-stats` puts shards together",
+                file.display(),
+                origin.counted(),
+                origin.sequences
+            ));
+        }
+        Ok(Some(statistics))
     }
 
     /// Refuses to write over what is read, and to lose what is read or written with the directory

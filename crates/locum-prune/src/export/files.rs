@@ -126,11 +126,11 @@ pub(super) fn write(
         .map_err(failed("write", &shown))
 }
 
-fn failed(action: &'static str, file: &Path) -> impl FnOnce(io::Error) -> PruneError {
-    let file = file.into();
-    move |source| PruneError::File {
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PruneError {
+    let path = path.into();
+    move |source| PruneError::Io {
         action,
-        file,
+        path,
         source,
     }
 }
