@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 mod edited;
+mod export;
 mod parity;
 mod pruning;
 
@@ -14,6 +15,7 @@ use locum::nn::DType;
 use safetensors::{Dtype, SafeTensors};
 
 pub use edited::{EditedModel, StoredTensor};
+pub use export::{FORMATS, assert_same_tensors, export, export_means, options, pairs, tensors};
 pub use parity::{Case, PARITY, Parity, cases};
 pub use pruning::{ByExpert, constants_of, contents, plan_of, statistics_with_means};
 

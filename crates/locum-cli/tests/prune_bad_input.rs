@@ -209,7 +209,7 @@ fn experts_that_are_not_there() {
     std::fs::write(here.path("ids"), "{").unwrap();
     here.refuses(line, &["ids: EOF while parsing"]);
     std::fs::remove_file(here.path("ids")).unwrap();
-    here.refuses(line, &["ids", "No such file"]);
+    here.refuses(line, &["ids", "not found"]);
     // A constant already.
     here.write("ids", &json!({ "1": [5] }));
     here.refuses(
@@ -315,7 +315,7 @@ fn statistics_that_are_missing_or_of_another_model() {
     );
     here.refuses(
         "prune {tiny-olmoe} --stats none --ratio 0.25 --out out",
-        &["none", "No such file"],
+        &["none", "not found"],
     );
 }
 

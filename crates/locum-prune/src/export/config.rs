@@ -1,9 +1,10 @@
 //! The new `config.json`: the old one, in its order, with another declaration of constants.
 
 use locum_substitution::ConfigFormat;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::tensors::Declared;
+use super::verbatim::{Verbatim, text_of};
 
 const APPROXIMATE: &str = "approximate_experts";
 /// Beside `approximate_experts` in checkpoints of the authors' code: a number per constant that only
@@ -14,78 +15,71 @@ const COMPRESSION: &str = "compression_config";
 const TRANSFORM: &str = "transform_config";
 const SUBSTITUTION: &str = "expert_substitution";
 
-/// The configuration with nothing else declared than `declared`.
+/// The text of a configuration with nothing else declared than `declared`; `None` where it is no
+/// object.
 ///
 /// `approximate_experts` goes into `text_config` where there is one, for there it is looked up first;
-/// `compression_config` goes to the top, where vLLM looks for it. Keys that are there keep their
-/// places; new ones come last.
-pub(super) fn edited(config: &Value, declared: &Declared, format: ConfigFormat) -> Value {
-    let mut config = config.clone();
-    let Some(top) = config.as_object_mut() else {
-        return config;
-    };
+/// `compression_config` goes to the top, where vLLM looks for it. What is there keeps its place and
+/// its spelling; what is new comes last.
+pub(super) fn edited(config: &str, declared: &Declared, format: ConfigFormat) -> Option<String> {
+    let mut top = Verbatim::parse(config)?;
+    let mut text = top.object(TEXT);
     // Of a declaration in the other format, or in the other place, nothing may be left.
-    let in_text = top.get(TEXT).is_some_and(Value::is_object);
-    if let Some(text) = top.get_mut(TEXT).and_then(Value::as_object_mut) {
-        remove_substitution(text);
-        remove_approximate(text, format == ConfigFormat::ExpertSubstitution);
+    if let Some(text) = &mut text {
+        remove_substitution(text, 1);
+    }
+    for place in text.iter_mut().chain([&mut top]) {
+        place.remove(INIT_TOKENS);
     }
     match format {
         ConfigFormat::ApproximateExperts => {
-            remove_substitution(top);
-            remove_approximate(top, in_text);
-            let place = match top.get_mut(TEXT).and_then(Value::as_object_mut) {
-                Some(text) => text,
-                None => top,
-            };
-            place.insert(APPROXIMATE.into(), approximate(declared));
+            remove_substitution(&mut top, 0);
+            match &mut text {
+                Some(text) => {
+                    top.remove(APPROXIMATE);
+                    text.set(APPROXIMATE, text_of(&approximate(declared), 2));
+                }
+                None => top.set(APPROXIMATE, text_of(&approximate(declared), 1)),
+            }
         }
         ConfigFormat::ExpertSubstitution => {
-            remove_approximate(top, true);
-            let mut compression = object(top, COMPRESSION);
-            let mut transforms = object(&compression, TRANSFORM);
-            // Inserting what is there already leaves it in its place.
-            transforms.insert(SUBSTITUTION.into(), substitution(declared));
-            compression.insert(TRANSFORM.into(), Value::Object(transforms));
-            top.insert(COMPRESSION.into(), Value::Object(compression));
+            for place in text.iter_mut().chain([&mut top]) {
+                place.remove(APPROXIMATE);
+            }
+            let mut compression = top.object(COMPRESSION).unwrap_or_default();
+            let mut transforms = compression.object(TRANSFORM).unwrap_or_default();
+            transforms.set(SUBSTITUTION, text_of(&substitution(declared), 3));
+            compression.set(TRANSFORM, transforms.text(2));
+            top.set(COMPRESSION, compression.text(1));
         }
     }
-    config
-}
-
-/// Removes what declares approximate experts; the list itself stays, to be replaced where it is,
-/// unless `all`.
-fn remove_approximate(place: &mut Map<String, Value>, all: bool) {
-    place.shift_remove(INIT_TOKENS);
-    if all {
-        place.shift_remove(APPROXIMATE);
+    if let Some(text) = text {
+        top.set(TEXT, text.text(1));
     }
+    Some(format!("{}\n", top.text(0)))
 }
 
 /// Removes the explicit declaration, and the objects around it that have nothing else in them.
-fn remove_substitution(place: &mut Map<String, Value>) {
-    let Some(compression) = place.get_mut(COMPRESSION).and_then(Value::as_object_mut) else {
+fn remove_substitution(place: &mut Verbatim, depth: usize) {
+    let Some(mut compression) = place.object(COMPRESSION) else {
         return;
     };
-    let Some(transforms) = compression
-        .get_mut(TRANSFORM)
-        .and_then(Value::as_object_mut)
-    else {
+    let Some(mut transforms) = compression.object(TRANSFORM) else {
         return;
     };
-    if transforms.shift_remove(SUBSTITUTION).is_none() || !transforms.is_empty() {
+    if !transforms.remove(SUBSTITUTION) {
         return;
     }
-    compression.shift_remove(TRANSFORM);
+    if transforms.is_empty() {
+        compression.remove(TRANSFORM);
+    } else {
+        compression.set(TRANSFORM, transforms.text(depth + 2));
+    }
     if compression.is_empty() {
-        place.shift_remove(COMPRESSION);
+        place.remove(COMPRESSION);
+    } else {
+        place.set(COMPRESSION, compression.text(depth + 1));
     }
-}
-
-/// The object of a key, or an empty one where it is none.
-fn object(place: &Map<String, Value>, key: &str) -> Map<String, Value> {
-    let found = place.get(key).and_then(Value::as_object);
-    found.cloned().unwrap_or_default()
 }
 
 fn approximate(declared: &Declared) -> Value {

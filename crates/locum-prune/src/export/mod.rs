@@ -3,16 +3,19 @@
 mod config;
 mod files;
 mod tensors;
+mod verbatim;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use locum_checkpoint::{NewCheckpoint, StagedDirectory};
+use locum_checkpoint::{NewCheckpoint, StagedDirectory, read_text};
 use locum_models::{LoadOptions, Model, ModelFiles};
 use locum_substitution::ConfigFormat;
 
 use crate::{Constants, Plan, PruneError, Subject};
 use files::OtherFiles;
+
+const CONFIG: &str = "config.json";
 
 /// How a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +64,17 @@ impl<'a> Export<'a> {
         plan.check(subject)?;
         let declared = tensors::Declared::new(subject, plan, options.format);
         let tensors = tensors::new_tensors(subject, constants, &declared)?;
-        let config = config::edited(subject.config(), &declared, options.format);
+        let path = subject.directory().join(CONFIG);
+        let text = read_text(&path)?;
+        let text = text.trim_start_matches('\u{feff}');
+        let config = config::edited(text, &declared, options.format);
         Ok(Self {
             subject,
             checkpoint: NewCheckpoint::new(tensors, options.max_shard_bytes)?,
-            config: format!("{config:#}\n"),
+            config: config.ok_or_else(|| PruneError::Output {
+                out: path,
+                reason: "it is no JSON object any more".into(),
+            })?,
             others: OtherFiles::of(subject)?,
         })
     }
@@ -166,7 +175,7 @@ impl<'a> Export<'a> {
         let staged = StagedDirectory::create(out, replace)?;
         self.others
             .copy(self.subject.directory(), staged.path(), out)?;
-        files::write(staged.path(), out, "config.json", self.config.as_bytes())?;
+        files::write(staged.path(), out, CONFIG, self.config.as_bytes())?;
         self.checkpoint.write(staged.path(), out, progress)?;
         // By the headers: what is published can be loaded.
         Model::plan(&ModelFiles::open(staged.path())?, &LoadOptions::default())?;
