@@ -117,7 +117,10 @@ fn regular(path: &Path) -> Result<Metadata, CheckpointError> {
     }
 }
 
-pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn io_error(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.into();
     move |source| CheckpointError::Io {
         action,
