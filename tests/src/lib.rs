@@ -15,7 +15,10 @@ use locum::nn::DType;
 use safetensors::{Dtype, SafeTensors};
 
 pub use edited::{EditedModel, StoredTensor};
-pub use export::{FORMATS, assert_same_tensors, export, export_means, options, pairs, tensors};
+pub use export::{
+    FORMATS, assert_same_tensors, export, export_means, options, pairs, tensors,
+    tensors_of_one_file,
+};
 pub use parity::{Case, PARITY, Parity, cases};
 pub use pruning::{ByExpert, constants_of, contents, plan_of, statistics_with_means};
 

@@ -87,7 +87,7 @@ impl StagedDirectory {
     /// A name that was taken meanwhile, or a file system that refuses.
     pub fn publish(self) -> Result<(), CheckpointError> {
         let failed = |error| files::io_error("create", &self.target)(error);
-        files::sync_directory(self.path()).map_err(failed)?;
+        files::sync_directory(self.path());
         if self.replace && self.target.exists() {
             if !exchanged(self.path(), &self.target).map_err(failed)? {
                 self.replace_in_two_steps().map_err(failed)?;
@@ -96,7 +96,7 @@ impl StagedDirectory {
             fs::rename(self.path(), &self.target).map_err(failed)?;
         }
         if let Some(parent) = self.target.parent() {
-            files::sync_directory(parent).map_err(failed)?;
+            files::sync_directory(parent);
         }
         // What has the temporary name now is what was replaced, or nothing.
         drop(self.temporary);
@@ -246,5 +246,67 @@ fn plain(error: io::Error) -> io::Error {
     match error.get_ref().and_then(|inner| inner.source()) {
         Some(source) => io::Error::new(error.kind(), source.to_string()),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(parent: &Path) -> Result<StagedDirectory, CheckpointError> {
+        let out = parent.join("out");
+        fs::create_dir(&out).map_err(files::io_error("create", &out))?;
+        fs::write(out.join("config.json"), "old").map_err(files::io_error("write", &out))?;
+        let staged = StagedDirectory::create(&out, true)?;
+        fs::write(staged.path().join("config.json"), "new")
+            .map_err(files::io_error("write", &out))?;
+        Ok(staged)
+    }
+
+    fn names(parent: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(parent)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect()
+    }
+
+    #[test]
+    fn where_directories_cannot_change_places_one_waits() -> Result<(), Box<dyn std::error::Error>>
+    {
+        let parent = tempfile::tempdir()?;
+        let staged = staged(parent.path())?;
+        staged.replace_in_two_steps()?;
+        let out = parent.path().join("out");
+        assert_eq!(fs::read_to_string(out.join("config.json"))?, "new");
+        drop(staged);
+        assert_eq!(names(parent.path())?, ["out"]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_comes_back() -> Result<(), Box<dyn std::error::Error>> {
+        let parent = tempfile::tempdir()?;
+        let staged = staged(parent.path())?;
+        fs::remove_dir_all(staged.path())?;
+        assert!(staged.replace_in_two_steps().is_err());
+        let out = parent.path().join("out");
+        assert_eq!(fs::read_to_string(out.join("config.json"))?, "old");
+        assert_eq!(names(parent.path())?, ["out"]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_waited_for_a_process_that_was_killed_goes_once_the_new_one_is_there()
+    -> Result<(), Box<dyn std::error::Error>> {
+        let parent = tempfile::tempdir()?;
+        let waiting = parent.path().join(".out.locum-replaced-abc123");
+        fs::create_dir(&waiting)?;
+        let out = parent.path().join("out");
+        // Killed in between: it is the only one there is.
+        let staged = StagedDirectory::create(&out, false)?;
+        assert!(waiting.exists());
+        staged.publish()?;
+        drop(StagedDirectory::create(&out, true)?);
+        assert_eq!(waiting.exists(), !cfg!(unix));
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ mod tensors;
 mod verbatim;
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use locum_checkpoint::{NewCheckpoint, StagedDirectory, read_text};
@@ -71,9 +72,10 @@ impl<'a> Export<'a> {
         Ok(Self {
             subject,
             checkpoint: NewCheckpoint::new(tensors, options.max_shard_bytes)?,
-            config: config.ok_or_else(|| PruneError::Output {
-                out: path,
-                reason: "it is no JSON object any more".into(),
+            config: config.ok_or_else(|| PruneError::Io {
+                action: "read",
+                path,
+                source: io::ErrorKind::InvalidData.into(),
             })?,
             others: OtherFiles::of(subject)?,
         })
