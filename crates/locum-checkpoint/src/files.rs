@@ -129,12 +129,10 @@ pub(crate) fn io_error(
     }
 }
 
-/// Writes a new file, and waits until it is on the disk; messages call it `shown`.
+/// Writes a new file; messages call it `shown`.
 pub(crate) fn write(path: &Path, shown: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
     let mut file = File::create_new(path).map_err(io_error("create", shown))?;
-    file.write_all(contents)
-        .and_then(|()| file.sync_all())
-        .map_err(io_error("write", shown))
+    file.write_all(contents).map_err(io_error("write", shown))
 }
 
 /// Waits until a directory's entries are on the disk, where the system has a way to ask for it: some
@@ -145,4 +143,18 @@ pub(crate) fn sync_directory(path: &Path) {
     {
         let _ = directory.sync_all();
     }
+}
+
+/// Waits until all files below a directory are on the disk.
+pub(crate) fn sync_files(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sync_files(&path)?;
+        } else if cfg!(unix) {
+            File::open(&path)?.sync_all()?;
+        }
+    }
+    sync_directory(directory);
+    Ok(())
 }

@@ -13,7 +13,7 @@ use crate::object::{Member, Members};
 use crate::{CheckpointError, files};
 
 /// Bytes of the length that a file starts with.
-const LENGTH: usize = size_of::<u64>();
+pub(crate) const LENGTH: usize = size_of::<u64>();
 
 /// The format's limit, which the `safetensors` crate keeps to itself.
 pub(crate) const LIMIT: u64 = 100_000_000;

@@ -82,13 +82,19 @@ impl StagedDirectory {
 
     /// Gives the directory its name, in one step; what it replaces is removed after that.
     ///
+    /// Whenever the process ends, the name leads to all of a directory or to none. Where something is
+    /// replaced, that holds for a power failure as well: the new files are on the disk before the old
+    /// ones go. Where nothing is lost but what can be made again, it is not waited for the disk, which
+    /// may take longer than the writing.
+    ///
     /// # Errors
     ///
     /// A name that was taken meanwhile, or a file system that refuses.
     pub fn publish(self) -> Result<(), CheckpointError> {
         let failed = |error| files::io_error("create", &self.target)(error);
-        files::sync_directory(self.path());
         if self.replace && self.target.exists() {
+            // The old one goes when the new one is on the disk.
+            files::sync_files(self.path()).map_err(failed)?;
             if !exchanged(self.path(), &self.target).map_err(failed)? {
                 self.replace_in_two_steps().map_err(failed)?;
             }

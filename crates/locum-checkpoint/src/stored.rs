@@ -1,7 +1,7 @@
 //! Bytes of a tensor where they are: in a file, or in memory.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,6 +85,14 @@ impl StoredBytes {
         Ok(())
     }
 
+    /// Where in its file it starts; none in memory.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        match &self.0 {
+            Place::File { range, .. } => Some(range.start),
+            Place::Memory(_) => None,
+        }
+    }
+
     /// Joins bytes that follow in the same file.
     pub(crate) fn join(&mut self, next: &Self) -> bool {
         match (&mut self.0, &next.0) {
@@ -113,6 +121,8 @@ impl StoredBytes {
     ) -> Result<(), CheckpointError> {
         /// So much between two reports of progress.
         const PIECE: u64 = 64 << 20;
+        const BUFFER: u64 = 1 << 20;
+        const PAGE: u64 = 4096;
         let written = |result: io::Result<u64>| result.map_err(files::io_error("write", shown));
         match &self.0 {
             Place::Memory(bytes) => {
@@ -126,8 +136,32 @@ impl StoredBytes {
                 let Some(opened) = source else {
                     return Ok(());
                 };
-                let file = opened.at(range.start)?;
+                let mut file = opened.at(range.start)?;
                 let mut left = range.end - range.start;
+                let place = output
+                    .stream_position()
+                    .map_err(files::io_error("write", shown))?;
+                // Where pages do not match, the system would put each together from two: it is faster
+                // to do that in a buffer here.
+                let in_step = place % PAGE == range.start % PAGE;
+                let mut buffer = vec![
+                    0;
+                    if in_step {
+                        0
+                    } else {
+                        BUFFER.min(left) as usize
+                    }
+                ];
+                while left > 0 && !in_step {
+                    let piece = &mut buffer[..BUFFER.min(left) as usize];
+                    file.read_exact(piece)
+                        .map_err(files::io_error("read", path))?;
+                    output
+                        .write_all(piece)
+                        .map_err(files::io_error("write", shown))?;
+                    left -= piece.len() as u64;
+                    progress(piece.len() as u64);
+                }
                 while left > 0 {
                     let copied = written(io::copy(&mut file.take(left.min(PIECE)), output))?;
                     if copied == 0 {

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::thread::{self, JoinHandle};
 
 use locum_substitution::TensorInfo;
 use serde_json::{Map, Value, json};
 
 use crate::directory::{INDEX, SINGLE};
-use crate::header::{self, LIMIT};
+use crate::header::{self, LENGTH, LIMIT};
 use crate::stored::{OpenFile, StoredBytes};
 use crate::{CheckpointError, files};
 
@@ -157,8 +156,8 @@ impl NewCheckpoint {
         self.files.iter().flat_map(|file| &file.tensors)
     }
 
-    /// Writes the files into a directory, and waits until they are on the disk; messages call it
-    /// `shown`. `progress` gets numbers of bytes as they are written.
+    /// Writes the files into a directory; messages call it `shown`. `progress` gets numbers of bytes as
+    /// they are written.
     ///
     /// # Errors
     ///
@@ -170,22 +169,10 @@ impl NewCheckpoint {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), CheckpointError> {
         let mut source = None;
-        // A file goes to the disk while the next one is written.
-        let mut syncing: Option<JoinHandle<std::io::Result<()>>> = None;
-        let finished = |syncing: &mut Option<JoinHandle<std::io::Result<()>>>| {
-            let result = syncing.take().map(JoinHandle::join);
-            match result {
-                Some(Ok(Err(error))) => Err(files::io_error("write", shown)(error)),
-                _ => Ok(()),
-            }
-        };
         for file in &self.files {
             let shown = shown.join(&file.name);
-            let written = file.write(directory, &shown, &mut source, progress)?;
-            finished(&mut syncing)?;
-            syncing = Some(thread::spawn(move || written.sync_all()));
+            file.write(directory, &shown, &mut source, progress)?;
         }
-        finished(&mut syncing)?;
         if self.files.len() > 1 {
             let index = format!("{:#}\n", self.index());
             files::write(&directory.join(INDEX), &shown.join(INDEX), index.as_bytes())?;
@@ -232,7 +219,7 @@ impl NewFile {
         shown: &Path,
         source: &mut Option<OpenFile>,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<File, CheckpointError> {
+    ) -> Result<(), CheckpointError> {
         let path = directory.join(&self.name);
         let mut output = File::create_new(&path).map_err(files::io_error("create", shown))?;
         output
@@ -250,11 +237,12 @@ impl NewFile {
         if let Some(run) = pending {
             run.append_to(&mut output, shown, source, progress)?;
         }
-        Ok(output)
+        Ok(())
     }
 }
 
-/// Length and JSON, padded to eight bytes with spaces.
+/// Length and JSON, padded with spaces: to eight bytes, and in large files so that the operating system
+/// copies whole pages.
 fn header(tensors: &[NewTensor]) -> Vec<u8> {
     let mut entries = Map::new();
     // Some readers ask which framework's layout it is, and know this one.
@@ -274,6 +262,31 @@ fn header(tensors: &[NewTensor]) -> Vec<u8> {
     }
     let mut text = Value::Object(entries).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
+    let padding = page_padding((LENGTH + text.len()) as u64, tensors);
+    text.resize(text.len() + padding, b' ');
     let length = text.len() as u64;
     [&length.to_le_bytes()[..], &text].concat()
+}
+
+/// How much longer a header of `length` bytes must be for most of the tensors' bytes to lie in their
+/// pages as they lie in those of the file that they are from. Copying takes up to half as long then:
+/// no page is put together from two.
+fn page_padding(length: u64, tensors: &[NewTensor]) -> usize {
+    const PAGE: u64 = 4096;
+    /// So large that a page more or less does not matter.
+    const LARGE: u64 = 16 << 20;
+    let mut starts: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut place = 0;
+    for part in tensors.iter().flat_map(|tensor| &tensor.parts) {
+        if let Some(offset) = part.offset() {
+            let start = (offset % PAGE + PAGE - place % PAGE) % PAGE;
+            *starts.entry(start).or_default() += part.len();
+        }
+        place += part.len();
+    }
+    let aligned = starts.into_iter().filter(|(start, _)| start % 8 == 0);
+    match aligned.max_by_key(|(_, bytes)| *bytes) {
+        Some((start, _)) if place >= LARGE => ((start + PAGE - length % PAGE) % PAGE) as usize,
+        _ => 0,
+    }
 }

@@ -206,3 +206,43 @@ fn file_that_cannot_be_created_is_named_as_the_user_knows_it() {
         "{error}"
     );
 }
+
+#[test]
+fn large_files_keep_tensors_where_they_were_within_their_pages() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (small, large) = (bytes(1, 4096), bytes(2, 20 << 20));
+    let views = [("a", &small), ("b", &large)].map(|(name, bytes)| {
+        (
+            name,
+            TensorView::new(Stored::U8, vec![bytes.len()], bytes).unwrap(),
+        )
+    });
+    let file = safetensors::serialize(views, None).unwrap();
+    fs::write(from.path().join("model.safetensors"), &file).unwrap();
+    let source = Checkpoint::open(from.path()).unwrap();
+    let copied = |name: &str| {
+        let info = source.info(name).unwrap().clone();
+        NewTensor::new(info, vec![source.stored(name).unwrap()]).unwrap()
+    };
+    // Six bytes before it would move all that follows.
+    let other = new("c", Dtype::Other("U8".into()), &[6], bytes(9, 6));
+    let tensors = vec![other, copied("b"), copied("a")];
+    write(&NewCheckpoint::new(tensors, u64::MAX).unwrap(), to.path());
+    let written = fs::read(to.path().join("model.safetensors")).unwrap();
+    let place = |file: &[u8], name: &str| {
+        let view = SafeTensors::deserialize(file)
+            .unwrap()
+            .tensor(name)
+            .unwrap();
+        view.data().as_ptr() as usize - file.as_ptr() as usize
+    };
+    // The header is a multiple of eight, so six bytes cannot be made up for; without them they are.
+    assert_eq!((place(&written, "b") - 6) % 8, 0);
+    fs::remove_file(to.path().join("model.safetensors")).unwrap();
+    let tensors = vec![copied("b"), copied("a")];
+    write(&NewCheckpoint::new(tensors, u64::MAX).unwrap(), to.path());
+    let written = fs::read(to.path().join("model.safetensors")).unwrap();
+    assert_eq!(place(&written, "b") % 4096, place(&file, "b") % 4096);
+    let view = SafeTensors::deserialize(&written).unwrap();
+    assert!(view.tensor("b").unwrap().data() == large && view.tensor("a").unwrap().data() == small);
+}

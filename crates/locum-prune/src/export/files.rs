@@ -104,9 +104,7 @@ impl OtherFiles {
             let source = from.join(file);
             let mut input = File::open(&source).map_err(failed("read", &source))?;
             let mut output = File::create_new(to.join(file)).map_err(failed("create", &shown))?;
-            io::copy(&mut input, &mut output)
-                .and_then(|_| output.sync_all())
-                .map_err(failed("write", &shown))?;
+            io::copy(&mut input, &mut output).map_err(failed("write", &shown))?;
         }
         Ok(())
     }
@@ -121,9 +119,7 @@ pub(super) fn write(
 ) -> Result<(), PruneError> {
     let shown = shown.join(name);
     let mut file = File::create_new(directory.join(name)).map_err(failed("create", &shown))?;
-    file.write_all(contents)
-        .and_then(|()| file.sync_all())
-        .map_err(failed("write", &shown))
+    file.write_all(contents).map_err(failed("write", &shown))
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PruneError {
