@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture;
 
 /// A tensor of an edited model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Its type.
     pub dtype: Dtype,

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 mod edited;
+mod export;
 mod parity;
+mod pruning;
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +15,12 @@ use locum::nn::DType;
 use safetensors::{Dtype, SafeTensors};
 
 pub use edited::{EditedModel, StoredTensor};
+pub use export::{
+    FORMATS, assert_same_tensors, export, export_means, options, pairs, tensors,
+    tensors_of_one_file,
+};
 pub use parity::{Case, PARITY, Parity, cases};
+pub use pruning::{ByExpert, constants_of, contents, plan_of, statistics_with_means};
 
 /// A file or folder of `tests/fixtures`.
 #[must_use]

@@ -11,6 +11,7 @@ use locum_substitution::{NamedTensor, SubstitutionError, TensorInfo};
 use crate::directory::{Layout, layout};
 use crate::index::ShardIndex;
 use crate::map::FileMap;
+use crate::stored::StoredBytes;
 use crate::{CheckpointError, files, header};
 
 /// What a checkpoint of bytes in the program is called in messages.
@@ -296,6 +297,21 @@ impl Checkpoint {
                 checkpoint: self.path.clone(),
             })?;
         self.view(stored)
+    }
+
+    /// The bytes of one tensor where they are, to be copied without being mapped.
+    #[must_use]
+    pub fn stored(&self, name: &str) -> Option<StoredBytes> {
+        let stored = self.find(name)?;
+        let file = &self.files[stored.file];
+        let range = stored.range.clone();
+        Some(match &file.contents {
+            Contents::Map(_) => StoredBytes::in_file(
+                file.path.as_path().into(),
+                range.start as u64..range.end as u64,
+            ),
+            Contents::Memory(bytes) => bytes.slice(range).into(),
+        })
     }
 
     fn find(&self, name: &str) -> Option<&StoredTensor> {

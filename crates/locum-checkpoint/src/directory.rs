@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{CheckpointError, files};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// How a directory keeps its weights.
 pub(crate) enum Layout {

@@ -290,6 +290,49 @@ pub enum CheckpointError {
         checkpoint: PathBuf,
     },
 
+    /// A tensor to be written whose bytes are not as many as its type and shape ask for.
+    #[error(
+        "tensor `{tensor}` is to be written as {dtype} {shape:?}, which takes {}, and has {found}",
+        bytes(*expected)
+    )]
+    NewTensorSize {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What type and shape ask for; `None` where no file can hold it.
+        expected: Option<u64>,
+        /// Its bytes.
+        found: u64,
+    },
+
+    /// A new directory whose name is taken.
+    #[error("`{}` exists already: give another name, or say that it may be replaced", path.display())]
+    Exists {
+        /// The directory.
+        path: PathBuf,
+    },
+
+    /// A directory that is not to be replaced, whatever was said.
+    #[error("`{}` is not replaced: {reason}", path.display())]
+    NotReplaced {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: &'static str,
+    },
+
+    /// A place where no directory can be.
+    #[error("cannot create `{}`: {reason}", path.display())]
+    NoPlace {
+        /// What was given.
+        path: PathBuf,
+        /// Why.
+        reason: &'static str,
+    },
+
     /// A tensor that the consumers' type does not take.
     #[error("in `{}`: {source}", file.display())]
     Tensor {

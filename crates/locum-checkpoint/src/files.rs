@@ -1,7 +1,7 @@
 //! The file system: every call puts the path into its error.
 
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -117,11 +117,44 @@ fn regular(path: &Path) -> Result<Metadata, CheckpointError> {
     }
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn io_error(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.into();
     move |source| CheckpointError::Io {
         action,
         path,
         source,
     }
+}
+
+/// Writes a new file; messages call it `shown`.
+pub(crate) fn write(path: &Path, shown: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
+    let mut file = File::create_new(path).map_err(io_error("create", shown))?;
+    file.write_all(contents).map_err(io_error("write", shown))
+}
+
+/// Waits until a directory's entries are on the disk, where the system has a way to ask for it: some
+/// network file systems have none, and lose nothing by it but time after a power failure.
+pub(crate) fn sync_directory(path: &Path) {
+    if cfg!(unix)
+        && let Ok(directory) = File::open(path)
+    {
+        let _ = directory.sync_all();
+    }
+}
+
+/// Waits until all files below a directory are on the disk.
+pub(crate) fn sync_files(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sync_files(&path)?;
+        } else if cfg!(unix) {
+            File::open(&path)?.sync_all()?;
+        }
+    }
+    sync_directory(directory);
+    Ok(())
 }

@@ -13,10 +13,10 @@ use crate::object::{Member, Members};
 use crate::{CheckpointError, files};
 
 /// Bytes of the length that a file starts with.
-const LENGTH: usize = size_of::<u64>();
+pub(crate) const LENGTH: usize = size_of::<u64>();
 
 /// The format's limit, which the `safetensors` crate keeps to itself.
-const LIMIT: u64 = 100_000_000;
+pub(crate) const LIMIT: u64 = 100_000_000;
 
 /// The one member of a header that is no tensor.
 const METADATA: &str = "__metadata__";
@@ -160,7 +160,7 @@ fn explain(
                 expected: expected as u64,
             };
         }
-        let size = size(tensor);
+        let size = size(&tensor.shape, tensor.dtype.bitsize());
         if size != Some(end - begin) {
             return CheckpointError::TensorSize {
                 file: file.into(),
@@ -186,14 +186,33 @@ fn explain(
     }
 }
 
-/// The bytes that type and shape ask for; `None` where the number overflows or is not whole.
-fn size(tensor: &Declared) -> Option<usize> {
-    let elements = tensor
-        .shape
-        .iter()
-        .try_fold(1usize, |n, &d| n.checked_mul(d))?;
-    let bits = elements.checked_mul(tensor.dtype.bitsize())?;
+/// The bytes that shape and bits per element ask for; `None` where the number overflows or is not
+/// whole.
+pub(crate) fn size(shape: &[usize], bits: usize) -> Option<usize> {
+    let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+    let bits = elements.checked_mul(bits)?;
     bits.is_multiple_of(8).then_some(bits / 8)
+}
+
+/// Bits of an element; `None` for a type that the format does not have.
+pub(crate) fn bits(dtype: &Dtype) -> Option<usize> {
+    let name = serde_json::Value::from(name(dtype));
+    let known: safetensors::Dtype = serde_json::from_value(name).ok()?;
+    Some(known.bitsize())
+}
+
+/// What a header calls a type.
+pub(crate) fn name(dtype: &Dtype) -> &str {
+    match dtype {
+        Dtype::F32 => "F32",
+        Dtype::F16 => "F16",
+        Dtype::Bf16 => "BF16",
+        Dtype::I64 => "I64",
+        Dtype::I32 => "I32",
+        Dtype::Other(name) => name,
+        // A type that this crate has not learnt to write: no header has it.
+        _ => "",
+    }
 }
 
 fn dtype(dtype: safetensors::Dtype) -> Dtype {

@@ -1,4 +1,4 @@
-//! Sharded safetensors checkpoints, read through memory maps.
+//! Sharded safetensors checkpoints: read through memory maps, and written tensor by tensor.
 //!
 //! ```
 //! use locum_checkpoint::Checkpoint;
@@ -52,6 +52,13 @@
 //! numbers checks, and copies where they are not aligned. Files that the `safetensors` crate wrote
 //! are aligned, tensor by tensor, when they are mapped.
 //!
+//! # Writing
+//!
+//! [`NewCheckpoint`] divides tensors into shards before any byte of them is read: a header needs
+//! names and sizes only. Then file after file is written from front to back, each tensor straight
+//! from the file that holds it ([`StoredBytes`]), so that a checkpoint larger than memory is copied
+//! with no more memory than a buffer. [`StagedDirectory`] makes a directory appear whole or not at all.
+//!
 //! # Files that change
 //!
 //! A memory map shows what is in the file *now*. [`Checkpoint::open`] says what that asks of the
@@ -66,7 +73,13 @@ mod header;
 mod index;
 mod map;
 mod object;
+mod staging;
+mod stored;
+mod writer;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
 pub use files::{read_file, read_json, read_text};
+pub use staging::StagedDirectory;
+pub use stored::StoredBytes;
+pub use writer::{NewCheckpoint, NewTensor};

@@ -8,6 +8,7 @@ mod inspect;
 mod logits;
 mod merge_stats;
 mod output;
+mod prune;
 mod source;
 
 use std::io::IsTerminal;
@@ -48,6 +49,8 @@ enum Command {
     Calibrate(calibrate::CalibrateArguments),
     /// Put the statistics of shards together
     MergeStats(merge_stats::MergeStatsArguments),
+    /// Replace the experts that a model needs least by constants
+    Prune(prune::PruneArguments),
     /// Plan where expert replicas go
     #[command(subcommand)]
     Eplb(eplb::EplbCommand),
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Logits(arguments) => logits::run(&arguments),
         Command::Calibrate(arguments) => calibrate::run(&arguments),
         Command::MergeStats(arguments) => merge_stats::run(&arguments),
+        Command::Prune(arguments) => prune::run(&arguments),
         Command::Eplb(command) => eplb::run(&command),
     };
     match result {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use locum_checkpoint::CheckpointError;
 use locum_models::ModelError;
+use locum_substitution::Dtype;
 
 /// What can go wrong in making a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -187,4 +188,106 @@ pub enum PruneError {
     /// Statistics of one model with different layers.
     #[error("statistics of the same model have different layers: one of the files is damaged")]
     OtherLayers,
+
+    /// A model that has nothing to prune.
+    #[error("{} has no MoE layers: there is nothing to prune", model.display())]
+    NoExperts {
+        /// Its directory.
+        model: PathBuf,
+    },
+
+    /// A setting that cannot be.
+    #[error("{setting} {reason}")]
+    Setting {
+        /// Its name.
+        setting: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// Something that is computed from statistics where there are none.
+    #[error("{what} needs statistics: calibrate the model first, and give their file")]
+    NoStatistics {
+        /// What it is.
+        what: String,
+    },
+
+    /// Statistics of another model.
+    #[error("the statistics are of another model: {reason}")]
+    OtherModel {
+        /// What differs.
+        reason: String,
+    },
+
+    /// A metric that says nothing.
+    #[error("{metric} of layer {layer}, expert {expert} is {value}: nothing can be ranked by it")]
+    Value {
+        /// The metric.
+        metric: &'static str,
+        /// What it is.
+        value: f64,
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+    },
+
+    /// A constant that cannot be stored.
+    #[error(
+        "the constant of layer {layer}, expert {expert} has an element {value:e}, which {dtype} \
+         cannot hold"
+    )]
+    Constant {
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+        /// The element.
+        value: f64,
+        /// The type of the layer's experts.
+        dtype: Dtype,
+    },
+
+    /// A plan that is not for the model.
+    #[error("the plan cannot be applied: {reason}")]
+    Plan {
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A file that is no plan.
+    #[error("{} is no plan: {reason}", file.display())]
+    PlanFile {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A list of experts that does not fit the model, or is none.
+    #[error("{}: {reason}", file.display())]
+    ExpertList {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// An output that would change what it is made from.
+    #[error("cannot write to {}: {reason}", out.display())]
+    Output {
+        /// The output directory.
+        out: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl PruneError {
+    pub(crate) fn setting(setting: &'static str, reason: impl Into<String>) -> Self {
+        Self::Setting {
+            setting,
+            reason: reason.into(),
+        }
+    }
 }

@@ -21,21 +21,62 @@
 //! let statistics = Statistics::open(out)?;
 //! # Ok::<(), locum_prune::PruneError>(())
 //! ```
+//!
+//! # Pruning
+//!
+//! A [`Subject`] is the model to prune, of which headers are read. [`Settings`] choose a [`Plan`] of it
+//! by a [`Metric`], a [`Replacement`] makes the constants, and an [`Export`] writes the new checkpoint
+//! without ever loading the old one.
+//!
+//! ```no_run
+//! use locum_prune::{
+//!     Amount, Export, ExportOptions, Metric, Replacement, Scope, Settings, Statistics, Subject,
+//! };
+//!
+//! let subject = Subject::open("OLMoE-1B-7B")?;
+//! let statistics = Statistics::open("stats.safetensors")?;
+//! subject.check_statistics(&statistics)?;
+//! let settings = Settings {
+//!     metric: Metric::Fusion,
+//!     scope: Scope::Layer,
+//!     amount: Amount::Ratio(0.25),
+//!     min_per_layer: 1,
+//!     seed: 0,
+//! };
+//! let plan = settings.plan(&subject, Some(&statistics))?;
+//! let constants = Replacement::Mean.constants(&subject, &plan, Some(&statistics))?;
+//! let export = Export::new(&subject, &plan, &constants, &ExportOptions::default())?;
+//! println!("{} of {} bytes", export.bytes_after(), export.bytes_before());
+//! export.write("OLMoE-1B-7B-MoNE", false, &mut |_| {})?;
+//! # Ok::<(), locum_prune::PruneError>(())
+//! ```
 #![deny(missing_docs)]
 
 mod calibration;
+mod choice;
 mod collect;
 mod error;
+mod export;
 mod file;
 mod fingerprint;
 mod fixed;
+mod metric;
+mod plan;
+mod replacement;
 mod save;
 mod sequences;
 mod statistics;
+mod subject;
 mod sums;
 
 pub use calibration::{Calibration, Progress, Run, Shard, merge};
+pub use choice::{Amount, RankedExpert, RankedLayer, Scope, Settings, rank};
 pub use error::PruneError;
+pub use export::{Export, ExportOptions};
 pub use fingerprint::fingerprint;
+pub use metric::Metric;
+pub use plan::{LayerPlan, Plan, PlannedExpert};
+pub use replacement::{Constants, Replacement};
 pub use sequences::{Selection, Sequences};
 pub use statistics::{ExpertStatistics, LayerStatistics, Origin, Statistics};
+pub use subject::{Subject, SubjectLayer};

@@ -1,0 +1,157 @@
+//! `locum prune`: a model with constants in place of the experts that it needs least.
+
+mod arguments;
+mod report;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use locum::checkpoint::CheckpointError;
+use locum::prune::{Export, ExportOptions, Plan, PruneError, Statistics, Subject};
+
+pub(crate) use arguments::PruneArguments;
+
+use crate::error::CliError;
+use crate::output::{OutputFile, note};
+use report::Report;
+
+pub(crate) fn run(arguments: &PruneArguments) -> Result<(), CliError> {
+    prune(arguments).map_err(worded)
+}
+
+fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
+    // What arguments alone tell comes first, and nothing is written before all has been checked.
+    let settings = arguments.settings()?;
+    let max_shard_bytes = arguments.max_shard_bytes()?;
+    arguments.spare_inputs()?;
+    let subject = Subject::open(&arguments.model)?;
+    let statistics = arguments.statistics(&subject)?;
+    let plan = match (settings, &arguments.plan, &arguments.experts) {
+        (Some(settings), _, _) => settings.plan(&subject, statistics.as_ref())?,
+        (None, Some(plan), _) => Plan::read(plan)?,
+        (None, None, Some(experts)) => Plan::of_list(experts, &subject)?,
+        (None, None, None) => return Err(CliError::Usage("nothing says which experts go".into())),
+    };
+    let constants = arguments
+        .replacement()
+        .constants(&subject, &plan, statistics.as_ref())?;
+    let options = ExportOptions {
+        format: arguments.format(),
+        max_shard_bytes,
+    };
+    let export = Export::new(&subject, &plan, &constants, &options)?;
+    let plan_out = arguments.plan_out.as_deref().map(OutputFile::create);
+    let plan_out = plan_out.transpose()?;
+    if let Some(out) = arguments.out.as_deref().filter(|_| !arguments.dry_run) {
+        write(&export, out, arguments.force)?;
+    }
+    if let Some(plan_out) = plan_out {
+        plan_out.write(plan.to_json().as_bytes())?;
+    }
+    let report = Report {
+        subject: &subject,
+        plan: &plan,
+        constants: &constants,
+        export: &export,
+        out: arguments.out.as_deref().filter(|_| !arguments.dry_run),
+    };
+    let text = if arguments.json {
+        format!("{:#}\n", report.json())
+    } else {
+        report.text()
+    };
+    let mut out = std::io::stdout().lock();
+    write!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes the model, with a bar that vanishes where nobody would see it.
+fn write(export: &Export<'_>, out: &Path, force: bool) -> Result<(), CliError> {
+    let bar = ProgressBar::new(export.bytes_after()).with_style(
+        ProgressStyle::with_template("writing {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    let result = export.write(out, force, &mut |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    result.map_err(CliError::from)
+}
+
+/// What a library says, in the words of the command line.
+fn worded(error: CliError) -> CliError {
+    let CliError::Prune(error) = error else {
+        return error;
+    };
+    CliError::Usage(match error {
+        PruneError::Setting { setting, reason } => format!("--{setting} {reason}"),
+        PruneError::NoStatistics { what } => {
+            format!("{what} needs statistics: give --stats FILE, which `locum calibrate` makes")
+        }
+        PruneError::Checkpoint(CheckpointError::Exists { path }) => format!(
+            "{} exists already: give another --out, or --force to replace it",
+            path.display()
+        ),
+        other => return CliError::Prune(other),
+    })
+}
+
+impl PruneArguments {
+    fn statistics(&self, subject: &Subject) -> Result<Option<Statistics>, CliError> {
+        let Some(file) = &self.stats else {
+            return Ok(None);
+        };
+        let statistics = Statistics::open(file)?;
+        subject
+            .check_statistics(&statistics)
+            .map_err(|error| CliError::Usage(format!("--stats {}: {error}", file.display())))?;
+        let origin = &statistics.origin;
+        if !origin.is_complete() {
+            note(&format!(
+                "warning: {} counts {} of {} sequences: `locum merge-stats` puts shards together",
+                file.display(),
+                origin.counted(),
+                origin.sequences
+            ));
+        }
+        Ok(Some(statistics))
+    }
+
+    /// Refuses to write over what is read, and to lose what is read or written with the directory
+    /// that is replaced.
+    fn spare_inputs(&self) -> Result<(), CliError> {
+        let real = |path: &PathBuf| std::fs::canonicalize(path).ok();
+        let inputs = [&self.stats, &self.plan, &self.experts];
+        if let Some(plan_out) = &self.plan_out
+            && let Some(written) = real(plan_out)
+        {
+            let read = inputs.into_iter().flatten().filter_map(real);
+            let in_model = real(&self.model).is_some_and(|model| written.starts_with(model));
+            if in_model || read.into_iter().any(|read| read == written) {
+                return Err(CliError::file(
+                    "write",
+                    plan_out,
+                    "it is one of the files that are read: give another name",
+                ));
+            }
+        }
+        if self.dry_run {
+            return Ok(());
+        }
+        let Some(out) = self.out.as_ref().and_then(real) else {
+            return Ok(());
+        };
+        for file in inputs.into_iter().chain([&self.plan_out]).flatten() {
+            // A file that is yet to be written is where its directory is.
+            let place = real(file).or_else(|| real(&file.parent()?.to_path_buf()));
+            if place.is_some_and(|place| place.starts_with(&out)) {
+                return Err(CliError::file(
+                    "replace",
+                    &out,
+                    format!("{} is in it: move that elsewhere", file.display()),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
