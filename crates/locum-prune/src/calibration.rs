@@ -178,10 +178,10 @@ impl Calibration {
         mut progress: impl FnMut(Progress),
     ) -> Result<Statistics, PruneError> {
         let mut sums = Sums::of_model(model);
-        let mut next = self.shard.start;
+        let (mut next, mut outputs) = (self.shard.start, Vec::new());
         while next < self.shard.end {
             progress(self.progress(next));
-            next = self.count_chunk(model, &mut sums, next)?;
+            next = self.count_chunk(model, &mut sums, &mut outputs, next)?;
         }
         progress(self.progress(next));
         Ok(sums.statistics(self.origin(next)))
@@ -199,6 +199,7 @@ impl Calibration {
         &self,
         model: &Model,
         sums: &mut Sums,
+        outputs: &mut Vec<f32>,
         first: usize,
     ) -> Result<usize, PruneError> {
         let end = self.shard.end.min(first + self.origin.batch);
@@ -206,7 +207,7 @@ impl Calibration {
             .map(|number| self.sequences.sequence(number).to_vec())
             .collect();
         let mut caches = vec![model.new_cache(); ids.len()];
-        let mut collector = Collector::new(sums, self.sequences.length(), first);
+        let mut collector = Collector::new(sums, outputs, self.sequences.length(), first);
         model.logits_observed(&ids, &mut caches, Logits::None, Some(&mut collector))?;
         collector.finish()?;
         Ok(end)
@@ -279,10 +280,11 @@ impl Run<'_> {
         let partial = beside(&self.out, ".partial");
         let end = calibration.shard.end;
         let (mut computed, mut durable) = (Duration::ZERO, Duration::ZERO);
+        let mut outputs = Vec::new();
         progress(self.progress());
         while self.next < end {
             let start = Instant::now();
-            self.next = calibration.count_chunk(model, &mut self.sums, self.next)?;
+            self.next = calibration.count_chunk(model, &mut self.sums, &mut outputs, self.next)?;
             computed += start.elapsed();
             if self.next < end {
                 let start = Instant::now();

@@ -20,14 +20,22 @@ pub(crate) struct Collector<'s> {
     length: usize,
     /// The number of the step's first sequence.
     first: usize,
+    /// Memory for outputs, kept from step to step.
+    outputs: &'s mut Vec<f32>,
     /// The first thing that went wrong; nothing is counted after it.
     failed: Option<PruneError>,
 }
 
 impl<'s> Collector<'s> {
-    pub(crate) fn new(sums: &'s mut Sums, length: usize, first: usize) -> Self {
+    pub(crate) fn new(
+        sums: &'s mut Sums,
+        outputs: &'s mut Vec<f32>,
+        length: usize,
+        first: usize,
+    ) -> Self {
         Self {
             sums,
+            outputs,
             length,
             first,
             failed: None,
@@ -84,6 +92,10 @@ impl<'s> Collector<'s> {
 impl ExpertObserver for Collector<'_> {
     fn wants_outputs(&self) -> bool {
         self.failed.is_none()
+    }
+
+    fn scratch(&mut self) -> Option<&mut Vec<f32>> {
+        Some(self.outputs)
     }
 
     fn observe(&mut self, observation: &Observation<'_>) {
