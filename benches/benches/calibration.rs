@@ -22,11 +22,11 @@ fn main() {
     let effort = Effort::from_arguments();
     println!("## calibration\n\n{}\n", machine());
     println!(
-        "| model | activations | sequences | forward | calibration | ratio (target 1.15) | statistics in memory |\n|---|---|---|---|---|---|---|"
+        "| model | activations | sequences at once | forward | calibration | ratio (target 1.15) | statistics in memory |\n|---|---|---|---|---|---|---|"
     );
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny-olmoe");
     for activations in [DType::F32, DType::BF16] {
-        measure(effort, "tiny-olmoe", &tiny, activations, [4, 256]);
+        measure(effort, "tiny-olmoe", &tiny, activations, [4, 4, 256]);
     }
     if std::env::args().any(|argument| argument == "--tiny") {
         return;
@@ -35,7 +35,7 @@ fn main() {
     olmoe::write(&large).unwrap();
     let name = format!("OLMoE-1B-7B's shape, {} layers", olmoe::LAYERS);
     for activations in [DType::F32, DType::BF16] {
-        measure(effort, &name, &large, activations, [2, 512]);
+        measure(effort, &name, &large, activations, [1, 2, 512]);
     }
 }
 
@@ -44,8 +44,9 @@ fn measure(
     name: &str,
     directory: &Path,
     activations: DType,
-    [count, length]: [usize; 2],
+    [chunks, batch, length]: [usize; 3],
 ) {
+    let count = chunks * batch;
     let options = LoadOptions {
         activations,
         ..LoadOptions::default()
@@ -63,14 +64,16 @@ fn measure(
     };
     let sequences = Sequences::from_ids(&ids, &model.limits(), selection).unwrap();
     let calibration = Calibration::new(&files, &model, sequences).unwrap();
-    let calibration = calibration.with_batch(count);
+    let calibration = calibration.with_batch(batch);
     let rows: Vec<Vec<i64>> = ids.chunks(length).map(<[i64]>::to_vec).collect();
     let tokens = (count * length) as f64;
     let [forward, calibrated] = effort.rates([
         &mut || {
             let start = Instant::now();
-            let mut caches = vec![model.new_cache(); count];
-            model.logits(&rows, &mut caches, Logits::None).unwrap();
+            for rows in rows.chunks(batch) {
+                let mut caches = vec![model.new_cache(); batch];
+                model.logits(rows, &mut caches, Logits::None).unwrap();
+            }
             tokens / start.elapsed().as_secs_f64()
         },
         &mut || {
@@ -82,7 +85,7 @@ fn measure(
         },
     ]);
     println!(
-        "| {name} | {activations:?} | {count} × {length} | {forward:.0} tokens/s | {calibrated:.0} tokens/s | {:.3} | {:.1} MB |",
+        "| {name} | {activations:?} | {batch} × {length} | {forward:.0} tokens/s | {calibrated:.0} tokens/s | {:.3} | {:.1} MB |",
         forward / calibrated,
         calibration.bytes(&model) as f64 / 1e6
     );

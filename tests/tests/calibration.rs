@@ -1,7 +1,7 @@
 //! What calibration counts, against transformers and NumPy, and against plain sums over all tokens.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use locum::models::{Logits, Model, ModelFiles};
 use locum::nn::{DType, ExpertObserver, Observation};
@@ -22,7 +22,7 @@ fn selection(length: usize, sequences: Option<usize>) -> Selection {
 }
 
 /// The calibration text of the reference, on a model that has a tokenizer.
-fn of_text(directory: &PathBuf, model: &Model, selection: Selection) -> Calibration {
+fn of_text(directory: &Path, model: &Model, selection: Selection) -> Calibration {
     let files = ModelFiles::open(directory).unwrap();
     let texts = [fixture("mone/calib.txt")];
     let sequences = Sequences::read(&texts, &files, &model.limits(), selection).unwrap();
@@ -223,6 +223,40 @@ fn sums_are_those_of_the_definitions_in_every_architecture() {
             }
         }
     }
+}
+
+#[test]
+fn texts_are_tokenized_one_by_one_and_follow_each_other() {
+    let directory = fixture("tiny-olmoe");
+    let files = ModelFiles::open(&directory).unwrap();
+    let model = Model::plan(&files, &Default::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = files.tokenizer().unwrap();
+    let mut ids: Vec<i64> = Vec::new();
+    // Joined, the two would meet in the middle of a word.
+    let texts = [
+        "Alice was beginn",
+        "ing to get very tired of sitting by her sister",
+    ];
+    let paths: Vec<PathBuf> = (0..2).map(|i| folder.path().join(i.to_string())).collect();
+    for (text, path) in texts.iter().zip(&paths) {
+        std::fs::write(path, text).unwrap();
+        let encoding = tokenizer.encode(*text, false).unwrap();
+        ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
+    }
+    let joined = tokenizer.encode(texts.concat(), false).unwrap();
+    assert_ne!(joined.get_ids().len(), ids.len());
+    let limits = model.limits();
+    let read = Sequences::read(&paths, &files, &limits, selection(1, None)).unwrap();
+    assert_eq!(
+        read,
+        Sequences::from_ids(&ids, &limits, selection(1, None)).unwrap()
+    );
+    let backwards: Vec<PathBuf> = paths.into_iter().rev().collect();
+    assert_ne!(
+        read,
+        Sequences::read(&backwards, &files, &limits, selection(1, None)).unwrap()
+    );
 }
 
 #[test]
