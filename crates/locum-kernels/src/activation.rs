@@ -6,7 +6,7 @@ use half::bf16;
 use crate::operand::Element;
 
 /// The activation of a gated MLP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {
     /// `x · σ(x)`
     #[default]
@@ -16,19 +16,47 @@ pub enum Activation {
     /// `x · σ(2 √(2/π) (x + 0.044715 x³))`, which is the approximation with the hyperbolic tangent
     /// (Hendrycks and Gimpel, arXiv 1606.08415, section 2).
     GeluTanh,
+    /// `x · σ(x)` of a gate of at most `limit`, times an up projection at most as far from zero
+    /// (DeepSeek-V4's clamped SwiGLU).
+    ClampedSilu {
+        /// Positive.
+        limit: f32,
+    },
 }
 
 /// `gate ← activation(gate) · up`, rounded to `bf16` where the machine's products are.
 #[inline(always)]
 pub(crate) fn activate(activation: Activation, round: bool, gate: &mut [f32], up: &[f32]) {
     match activation {
-        Activation::Silu => each(round, gate, up, |x| x / (1.0 + exp(-x))),
-        Activation::Gelu => each(round, gate, up, gelu),
-        Activation::GeluTanh => each(round, gate, up, |x| {
-            const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_2;
-            x / (1.0 + exp(-TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
-        }),
+        Activation::Silu => each(round, gate, up, silu, |up| up),
+        Activation::Gelu => each(round, gate, up, gelu, |up| up),
+        Activation::GeluTanh => each(round, gate, up, gelu_tanh, |up| up),
+        Activation::ClampedSilu { limit } => each(
+            round,
+            gate,
+            up,
+            |x| silu(bounded(x, f32::NEG_INFINITY, limit)),
+            |up| bounded(up, -limit, limit),
+        ),
     }
+}
+
+/// A NaN stays one.
+#[inline(always)]
+fn bounded(x: f32, least: f32, most: f32) -> f32 {
+    let x = if x > most { most } else { x };
+    if x < least { least } else { x }
+}
+
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_2;
+    x / (1.0 + exp(-TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
 }
 
 /// `x ← exp(scale·x − largest)`, where the largest is that of these and of the ones before; gives the
@@ -84,14 +112,20 @@ pub(crate) fn normalize<T: Element>(x: &[T], weight: &[f32], epsilon: f32, out: 
 }
 
 #[inline(always)]
-fn each(round: bool, gate: &mut [f32], up: &[f32], function: impl Fn(f32) -> f32) {
+fn each(
+    round: bool,
+    gate: &mut [f32],
+    up: &[f32],
+    of_gate: impl Fn(f32) -> f32,
+    of_up: impl Fn(f32) -> f32,
+) {
     if round {
-        for (gate, up) in gate.iter_mut().zip(up) {
-            *gate = round_to_bf16(function(*gate) * up);
+        for (gate, &up) in gate.iter_mut().zip(up) {
+            *gate = round_to_bf16(of_gate(*gate) * of_up(up));
         }
     } else {
-        for (gate, up) in gate.iter_mut().zip(up) {
-            *gate = function(*gate) * up;
+        for (gate, &up) in gate.iter_mut().zip(up) {
+            *gate = of_gate(*gate) * of_up(up);
         }
     }
 }
@@ -202,6 +236,14 @@ mod tests {
 
     #[test]
     fn large_and_undefined_inputs_keep_their_kind() {
+        let clamped = Activation::ClampedSilu { limit: 7.0 };
+        assert_eq!(of(clamped, 1e20), of(Activation::Silu, 7.0));
+        assert!(of(clamped, f32::NAN).is_nan());
+        let mut value = [1.0, 1.0, 1.0];
+        activate(clamped, false, &mut value, &[9.0, -9.0, f32::NAN]);
+        let silu = of(Activation::Silu, 1.0) as f32;
+        assert_eq!(value[..2], [7.0 * silu, -7.0 * silu]);
+        assert!(value[2].is_nan());
         for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
             assert_eq!(of(activation, 1e20), f64::from(1e20f32));
             assert!(of(activation, -1e4).abs() < 1e-30, "{activation:?}");

@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
-use locum_kernels::Routes;
+use locum_kernels::{Activation, Routes};
 use locum_substitution::TokenWeight;
 
 use crate::extension;
@@ -11,7 +11,7 @@ use crate::mlp::swiglu;
 use crate::observer::OutputBuffer;
 
 /// `Σ w · down(silu(gate·x) ⊙ up·x)` in `f32`. `None` where no token goes to any expert. `limit`
-/// bounds `gate·x` and `up·x`, which the kernel does not know: there plain operations compute it.
+/// bounds `gate·x` and `up·x`.
 /// `outputs`, where there is one, gets what each route's expert gives before it is weighted.
 ///
 /// # Shapes
@@ -32,11 +32,7 @@ pub(super) fn retained_experts(
     }
     let (gate_up, down) = (gate_up.val(), down.val());
     let types = [gate_up.dtype(), down.dtype()];
-    let variant = match limit {
-        None => extension::variant(&x.device(), x.dtype(), &types),
-        Some(_) => None,
-    };
-    let Some(variant) = variant else {
+    let Some(variant) = extension::variant(&x.device(), x.dtype(), &types) else {
         return Some(plain(x, routes, &gate_up, &down, limit, outputs));
     };
     let rows = routes
@@ -44,8 +40,14 @@ pub(super) fn retained_experts(
         .map(|row| row.iter().map(|route| (route.token, route.weight)));
     let routes = Routes::from_rows(rows);
     let outputs = outputs.cloned();
+    let activation = match limit {
+        None => Activation::Silu,
+        Some(limit) => Activation::ClampedSilu {
+            limit: limit as f32,
+        },
+    };
     Some(extension::gated_mlp(
-        x, gate_up, down, routes, variant, outputs,
+        x, gate_up, down, activation, routes, variant, outputs,
     ))
 }
 
@@ -148,21 +150,22 @@ mod tests {
                     .collect()
             })
             .collect();
-        for (activations, weights, tolerance) in [
-            (DType::F32, DType::F32, 1e-5),
-            (DType::F32, DType::F16, 1e-5),
-            (DType::F32, DType::BF16, 1e-5),
-            (DType::BF16, DType::BF16, 2e-2),
+        for (activations, weights, limit, tolerance) in [
+            (DType::F32, DType::F32, None, 1e-5),
+            (DType::F32, DType::F32, Some(0.3), 1e-5),
+            (DType::F32, DType::F16, None, 1e-5),
+            (DType::F32, DType::BF16, None, 1e-5),
+            (DType::BF16, DType::BF16, None, 2e-2),
         ] {
             let x = numbers(1, [1, tokens, hidden], activations).squeeze_dim(0);
             let gate_up = numbers(2, [retained, 2 * intermediate, hidden], weights);
             let down = numbers(3, [retained, hidden, intermediate], weights);
             let buffers = [OutputBuffer::default(), OutputBuffer::default()];
             let [of_plain, of_kernel] = &buffers;
-            let reference = plain(x.clone(), &routes, &gate_up, &down, None, Some(of_plain));
+            let reference = plain(x.clone(), &routes, &gate_up, &down, limit, Some(of_plain));
             let [gate_up, down] = [gate_up, down].map(Param::from_tensor);
             let compute =
-                |outputs| retained_experts(x.clone(), &routes, &gate_up, &down, None, outputs);
+                |outputs| retained_experts(x.clone(), &routes, &gate_up, &down, limit, outputs);
             let found = compute(Some(of_kernel)).expect("routes");
             assert_eq!(
                 found.to_data(),
