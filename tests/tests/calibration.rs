@@ -1,44 +1,15 @@
 //! What calibration counts, against transformers and NumPy, and against plain sums over all tokens.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use locum::models::{Logits, Model, ModelFiles};
 use locum::nn::{DType, ExpertObserver, Observation};
-use locum::prune::{
-    Calibration, ExpertStatistics, LayerStatistics, PruneError, Selection, Sequences, Shard,
-    Statistics,
-};
-use locum_tests::{EditedModel, Reference, cases, fixture, load, tiny_olmoe};
+use locum::prune::{ExpertStatistics, LayerStatistics, Sequences};
+use locum_tests::calibrating::{of_fixture, of_text, selection};
+use locum_tests::{EditedModel, cases, fixture, load, tiny_olmoe};
 use safetensors::SafeTensors;
 use serde_json::Value;
-
-fn selection(length: usize, sequences: Option<usize>) -> Selection {
-    Selection {
-        length: Some(length),
-        sequences,
-        seed: None,
-    }
-}
-
-/// The calibration text of the reference, on a model that has a tokenizer.
-fn of_text(directory: &Path, model: &Model, selection: Selection) -> Calibration {
-    let files = ModelFiles::open(directory).unwrap();
-    let texts = [fixture("mone/calib.txt")];
-    let sequences = Sequences::read(&texts, &files, &model.limits(), selection).unwrap();
-    Calibration::new(&files, model, sequences).unwrap()
-}
-
-/// The token ids of an architecture's fixture, in sequences of 20.
-fn of_fixture(name: &str, model: &Model) -> (Calibration, Vec<Vec<i64>>) {
-    let base = format!("{}/base", name.split_once('/').unwrap().0);
-    let ids = Reference::open(&fixture(&base)).rows("input_ids").concat();
-    let sequences = Sequences::from_ids(&ids, &model.limits(), selection(20, None)).unwrap();
-    let files = ModelFiles::open(fixture(name)).unwrap();
-    let calibration = Calibration::new(&files, model, sequences).unwrap();
-    let rows = ids.chunks_exact(20).map(<[i64]>::to_vec).collect();
-    (calibration, rows)
-}
 
 fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -299,169 +270,6 @@ fn batch_changes_next_to_nothing() {
             );
         }
     }
-}
-
-/// Writes a calibration's statistics to a file.
-fn written(calibration: &Calibration, model: &Model, out: PathBuf) -> PathBuf {
-    let run = calibration.start(model, &out).unwrap();
-    run.finish(model, |_| {}).unwrap();
-    out
-}
-
-#[test]
-fn shards_merge_to_the_same_bytes_in_any_order() {
-    let directory = fixture("tiny-olmoe");
-    let model = load(&directory, DType::F32);
-    let folder = tempfile::tempdir().unwrap();
-    // A last chunk that is not whole.
-    let calibration = of_text(&directory, &model, selection(64, Some(23))).with_batch(3);
-    let whole = written(&calibration, &model, folder.path().join("whole"));
-    let expected = std::fs::read(&whole).unwrap();
-    let parts = |count: usize| -> Vec<PathBuf> {
-        (1..=count)
-            .map(|index| {
-                let shard = calibration.clone().with_shard(Shard { index, count });
-                let out = folder.path().join(format!("{index}-of-{count}"));
-                written(&shard.unwrap(), &model, out)
-            })
-            .collect()
-    };
-    for (count, order) in [
-        (2, vec![1, 0]),
-        (5, vec![3, 0, 4, 2, 1]),
-        (8, vec![7, 2, 5, 0, 1, 6, 3, 4]),
-    ] {
-        let parts = parts(count);
-        let shuffled: Vec<PathBuf> = order
-            .iter()
-            .map(|&part: &usize| parts[part].clone())
-            .collect();
-        let out = folder.path().join("merged");
-        let origin = locum::prune::merge(&shuffled, &out).unwrap();
-        assert!(origin.is_complete());
-        assert!(std::fs::read(&out).unwrap() == expected, "{count} shards");
-        // Some of them first, then the others.
-        let (some, others) = shuffled.split_at(count / 2);
-        let half = folder.path().join("half");
-        let origin = locum::prune::merge(some, &half).unwrap();
-        assert!(!origin.is_complete());
-        let rest = [others, &[half]].concat();
-        locum::prune::merge(&rest, &out).unwrap();
-        assert!(
-            std::fs::read(&out).unwrap() == expected,
-            "{count} shards in two steps"
-        );
-    }
-    let statistics = Statistics::open(&whole).unwrap();
-    assert_eq!(statistics, calibration.collect(&model, |_| {}).unwrap());
-    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
-    assert_eq!(left.len(), 1 + 2 + 5 + 8 + 2, "nothing temporary is left");
-}
-
-#[test]
-fn statistics_that_were_not_made_alike_do_not_merge() {
-    let directory = fixture("tiny-olmoe");
-    let model = load(&directory, DType::F32);
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("merged");
-    let selected =
-        |sequences| of_text(&directory, &model, selection(32, Some(sequences))).with_batch(1);
-    let shard = |calibration: Calibration, index, count, name: &str| {
-        let calibration = calibration.with_shard(Shard { index, count }).unwrap();
-        written(&calibration, &model, folder.path().join(name))
-    };
-    let first = shard(selected(6), 1, 2, "first");
-    let refused = |second: &PathBuf, parts: &[&str]| {
-        let error = locum::prune::merge(&[first.clone(), second.clone()], &out);
-        let error = error.unwrap_err().to_string();
-        for part in parts {
-            assert!(error.contains(part), "{part:?} is not in: {error}");
-        }
-        assert!(!out.exists());
-    };
-    refused(&first, &["sequences 0 to 2", "first"]);
-    refused(&shard(selected(6), 1, 3, "third"), &["sequences 0 to 1"]);
-    refused(
-        &shard(selected(6).with_batch(3), 2, 2, "batch"),
-        &["batches differ: 1 and 3"],
-    );
-    refused(
-        &shard(selected(7), 2, 2, "more"),
-        &["numbers of sequences differ: 6 and 7"],
-    );
-    let longer = of_text(&directory, &model, selection(33, Some(6))).with_batch(1);
-    refused(
-        &shard(longer, 2, 2, "longer"),
-        &["lengths differ: 32 and 33"],
-    );
-    let drawn = Selection {
-        seed: Some(3),
-        ..selection(32, Some(6))
-    };
-    let drawn = of_text(&directory, &model, drawn).with_batch(1);
-    refused(&shard(drawn, 2, 2, "drawn"), &["seeds differ: none and 3"]);
-
-    let bf16 = load(&directory, DType::BF16);
-    let rounded = of_text(&directory, &bf16, selection(32, Some(6))).with_batch(1);
-    let rounded = rounded.with_shard(Shard { index: 2, count: 2 }).unwrap();
-    let rounded = written(&rounded, &bf16, folder.path().join("bf16"));
-    refused(&rounded, &["differ"]);
-
-    let pruned = tiny_olmoe("tiny-olmoe-mone25");
-    let pruned_model = load(&pruned, DType::F32);
-    let other = of_text(&pruned, &pruned_model, selection(32, Some(6))).with_batch(1);
-    let other = other.with_shard(Shard { index: 2, count: 2 }).unwrap();
-    let other = written(&other, &pruned_model, folder.path().join("pruned"));
-    refused(&other, &["models differ"]);
-
-    std::fs::write(folder.path().join("text"), "not statistics").unwrap();
-    refused(
-        &folder.path().join("text"),
-        &["text is not a statistics file"],
-    );
-    refused(&folder.path().join("nowhere"), &["nowhere"]);
-    assert!(matches!(
-        locum::prune::merge(&[], &out),
-        Err(PruneError::NothingToMerge)
-    ));
-}
-
-#[test]
-fn sibling_with_other_routers_is_another_model() {
-    let fingerprint = |model: &EditedModel| {
-        let folder = tempfile::tempdir().unwrap();
-        model.write_to(folder.path());
-        let files = ModelFiles::open(folder.path()).unwrap();
-        let planned = Model::plan(&files, &Default::default()).unwrap();
-        locum::prune::fingerprint(&files, &planned).unwrap()
-    };
-    let base = EditedModel::of_fixture("deepseek_v3/base");
-    let expected = fingerprint(&base);
-    let mut same = base.clone();
-    same.config["transformers_version"] = "9.9.9".into();
-    same.config["architectures"] = serde_json::json!(["Other"]);
-    assert_eq!(fingerprint(&same), expected);
-    let router = "model.layers.1.mlp.gate.weight";
-    for name in [router, "model.layers.1.mlp.gate.e_score_correction_bias"] {
-        let mut sibling = base.clone();
-        let tensor = &base.tensors[name];
-        let mut elements = tensor.elements();
-        elements[0] += 1e-3;
-        sibling
-            .tensors
-            .insert(name.into(), tensor.with_elements(elements));
-        assert_ne!(fingerprint(&sibling), expected, "{name}");
-    }
-    let mut sibling = base.clone();
-    sibling.config["routed_scaling_factor"] = 1.25.into();
-    assert_ne!(fingerprint(&sibling), expected);
-    let approx = fingerprint(&EditedModel::of_fixture("deepseek_v3/approx"));
-    assert_ne!(approx, expected);
-    assert_eq!(
-        fingerprint(&EditedModel::of_fixture("deepseek_v3/explicit")),
-        approx,
-        "the format does not matter"
-    );
 }
 
 #[test]
