@@ -1,4 +1,4 @@
-//! The kernels beside the machine's limits: OLMoE-1B-7B's block, with and without substitution.
+//! The kernels beside the machine's limits: OLMoE-1B-7B's experts, linear layers, and how cost grows.
 //!
 //! `cargo bench -p locum-benches --bench kernels`; `-- --quick` takes a tenth of the time. The
 //! output is Markdown. A limit is measured in turns with what it limits, because both move while
@@ -6,10 +6,9 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use half::bf16;
-use locum_benches::{Effort, machine, peak, read_bandwidth_once};
+use locum_benches::{Effort, Target, bandwidth_target, calls, machine, peak, read_bandwidth_once};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
-    add_constants,
 };
 
 const HIDDEN: usize = 2048;
@@ -28,6 +27,7 @@ fn main() {
     all_retained(effort, &variants, &block);
     substituted(effort, variants[0], &block);
     linear(effort, variants[0], &block);
+    scaling(effort, variants[0], &block);
     overhead(effort, &variants);
 }
 
@@ -72,29 +72,28 @@ impl Block {
 
 /// Distinct experts for each token, spread evenly: those of the first tokens are shuffled as those
 /// of the last.
-fn chosen(tokens: usize) -> Vec<[usize; TOP_K]> {
+fn chosen(tokens: usize, experts: usize) -> Vec<[usize; TOP_K]> {
     let mut state = 1u64;
     (0..tokens)
         .map(|_| {
-            let mut experts: Vec<usize> = (0..EXPERTS).collect();
+            let mut left: Vec<usize> = (0..experts).collect();
             std::array::from_fn(|i| {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1);
-                let left = EXPERTS - i;
-                experts.swap_remove((state >> 33) as usize % left)
+                left.swap_remove((state >> 33) as usize % (experts - i))
             })
         })
         .collect()
 }
 
 /// Routes to experts below `retained`, and those to the others, which are constants.
-fn routes(tokens: usize, retained: usize) -> (Routes, Vec<ConstantRoute>) {
+fn routes(tokens: usize, retained: usize, experts: usize) -> (Routes, Vec<ConstantRoute>) {
     let mut rows = vec![Vec::new(); retained];
     let mut constants = Vec::new();
     let weight = 1.0 / TOP_K as f32;
-    for (token, experts) in chosen(tokens).into_iter().enumerate() {
-        for expert in experts {
+    for (token, chosen) in chosen(tokens, experts).into_iter().enumerate() {
+        for expert in chosen {
             if let Some(row) = rows.get_mut(expert) {
                 row.push((token, weight));
             } else {
@@ -122,13 +121,13 @@ fn limits(effort: Effort, variants: &[Variant]) {
 
 fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
     println!(
-        "One block: hidden {HIDDEN}, intermediate {INTERMEDIATE}, {EXPERTS} experts, top {TOP_K}, \
-         weights bf16, uniform routing.\nRoofline: the larger of active bytes / bandwidth and \
+        "The experts of one block: hidden {HIDDEN}, intermediate {INTERMEDIATE}, {EXPERTS} experts, top \
+         {TOP_K}, weights bf16, uniform routing.\nRoofline: the larger of active bytes / bandwidth and \
          operations / peak.\n"
     );
     println!(
         "| variant | activations | tokens | time | GFLOP/s | GB/s | of bandwidth | of peak | \
-         of roofline | target |\n|---|---|---|---|---|---|---|---|---|---|"
+         of roofline | target | |\n|---|---|---|---|---|---|---|---|---|---|---|"
     );
     let x32: Vec<f32> = block.x.iter().map(|x| x.to_f32()).collect();
     for &variant in variants
@@ -140,8 +139,8 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                 continue;
             }
             for tokens in [1, 4, 16, 64, 256, 1024] {
-                let (routes, _) = routes(tokens, EXPERTS);
-                let active = chosen(tokens)
+                let (routes, _) = routes(tokens, EXPERTS, EXPERTS);
+                let active = chosen(tokens, EXPERTS)
                     .into_iter()
                     .flatten()
                     .collect::<std::collections::BTreeSet<_>>();
@@ -163,14 +162,19 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                     effort.rates([&mut call, &mut read_bandwidth_once(), &mut || {
                         peak(variant, bf16)
                     }]);
+                let of_bandwidth = bytes * calls / bandwidth;
+                let of_peak = flops * calls / peak;
+                let of_roofline = calls * (bytes / bandwidth).max(flops / peak);
                 let target = match (variant.name(), bf16, tokens) {
-                    ("avx512", _, 1) => "0.9 of bandwidth (0.8 above 40 GB/s)",
-                    ("avx512", false, 4 | 16) => "0.8 of roofline",
-                    ("avx512", true, 64) => "0.6 of roofline",
-                    ("avx512", true, 256) => "0.6 of peak",
-                    ("avx512", true, 1024) => "0.78 of peak",
-                    (_, false, 1024) => "0.75 of peak",
-                    _ => "",
+                    ("avx512", _, 1) => {
+                        Target::AtLeast(bandwidth_target(bandwidth)).columns(of_bandwidth)
+                    }
+                    ("avx512", false, 4 | 16) => Target::AtLeast(0.8).columns(of_roofline),
+                    ("avx512", true, 64) => Target::AtLeast(0.6).columns(of_roofline),
+                    ("avx512", true, 256) => Target::AtLeast(0.6).columns(of_peak),
+                    ("avx512", true, 1024) => Target::AtLeast(0.78).columns(of_peak),
+                    (_, false, 1024) => Target::AtLeast(0.75).columns(of_peak),
+                    _ => Target::None.columns(0.0),
                 };
                 println!(
                     "| {} | {} | {tokens} | {:.2} ms | {:.0} | {:.1} | {:.2} | {:.2} | {:.2} | {target} |",
@@ -179,9 +183,9 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                     1e3 / calls,
                     flops * calls / 1e9,
                     bytes * calls / 1e9,
-                    bytes * calls / bandwidth,
-                    flops * calls / peak,
-                    calls * (bytes / bandwidth).max(flops / peak),
+                    of_bandwidth,
+                    of_peak,
+                    of_roofline,
                 );
             }
         }
@@ -190,56 +194,38 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
 }
 
 fn substituted(effort: Effort, variant: Variant, block: &Block) {
+    println!("The sum of constants beside all of the work, activations bf16.\n");
     println!(
-        "A part of the experts substituted, activations bf16; the target is 1.05 or less, and 0.02 \
-         or less for the constants.\n"
-    );
-    println!(
-        "| tokens | substituted | time | all retained | ratio / retained routes | constants / all \
-         |\n|---|---|---|---|---|---|"
+        "| tokens | substituted | all | constants | constants / all | target | |\n\
+         |---|---|---|---|---|---|---|"
     );
     for tokens in [1, 16, 256, 1024] {
         let x = Activations::Bf16(&block.x[..tokens * HIDDEN]);
-        let (all, _) = routes(tokens, EXPERTS);
         for retained in [48, 32] {
-            let (routes, constants) = routes(tokens, retained);
+            let (routes, constants) = routes(tokens, retained, EXPERTS);
             let values = Weights::Bf16(&block.down[..(EXPERTS - retained) * HIDDEN]);
             let mut out = vec![0.0; tokens * HIDDEN];
             let mut other = out.clone();
-            let mut third = out.clone();
-            let timed = |work: &mut dyn FnMut()| {
-                let start = std::time::Instant::now();
-                work();
-                1.0 / start.elapsed().as_secs_f64()
+            let mlp = block.mlp(retained);
+            let add = |out: &mut [f32]| {
+                variant
+                    .add_constants(&constants, values, HIDDEN, out)
+                    .unwrap();
             };
-            let [with, without, only] = effort.rates([
-                &mut || {
-                    timed(&mut || {
-                        let mlp = block.mlp(retained);
-                        variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
-                        add_constants(&constants, values, HIDDEN, &mut out).unwrap();
-                    })
-                },
-                &mut || {
-                    timed(&mut || {
-                        let mlp = block.mlp(EXPERTS);
-                        variant.gated_mlp(&mlp, x, &all, &mut other).unwrap();
-                    })
-                },
-                &mut || {
-                    timed(&mut || {
-                        add_constants(&constants, values, HIDDEN, &mut third).unwrap();
-                    })
-                },
+            let [all, only] = effort.rates([
+                &mut calls(|| {
+                    variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
+                    add(&mut out);
+                }),
+                &mut calls(|| add(&mut other)),
             ]);
-            let share = routes.len() as f64 / all.len() as f64;
             println!(
-                "| {tokens} | {} % | {:.2} ms | {:.2} ms | {:.3} | {:.4} |",
+                "| {tokens} | {} % | {:.2} ms | {:.3} ms | {:.4} | {} |",
                 100 * (EXPERTS - retained) / EXPERTS,
-                1e3 / with,
-                1e3 / without,
-                without / with / share,
-                with / only,
+                1e3 / all,
+                1e3 / only,
+                all / only,
+                Target::AtMost(0.02).columns(all / only),
             );
         }
     }
@@ -249,7 +235,8 @@ fn substituted(effort: Effort, variant: Variant, block: &Block) {
 fn linear(effort: Effort, variant: Variant, block: &Block) {
     println!("Linear layers, weights bf16.\n");
     println!(
-        "| shape | activations | tokens | time | of bandwidth | of peak |\n|---|---|---|---|---|---|"
+        "| shape | activations | tokens | time | of bandwidth | of peak | of roofline |\n\
+         |---|---|---|---|---|---|---|"
     );
     let x32: Vec<f32> = block.x.iter().map(|x| x.to_f32()).collect();
     for outputs in [2048, 50304] {
@@ -280,22 +267,71 @@ fn linear(effort: Effort, variant: Variant, block: &Block) {
                 effort.rates([&mut call, &mut read_bandwidth_once(), &mut || {
                     peak(variant, bf16)
                 }]);
+            let bytes = (outputs * HIDDEN * 2) as f64;
+            let operations = (2 * tokens * outputs * HIDDEN) as f64;
             println!(
-                "| {HIDDEN} × {outputs} | {} | {tokens} | {:.3} ms | {:.2} | {:.2} |",
+                "| {HIDDEN} × {outputs} | {} | {tokens} | {:.3} ms | {:.2} | {:.2} | {:.2} |",
                 if bf16 { "bf16" } else { "f32" },
                 1e3 / calls,
-                (outputs * HIDDEN * 2) as f64 * calls / bandwidth,
-                (2 * tokens * outputs * HIDDEN) as f64 * calls / peak,
+                bytes * calls / bandwidth,
+                operations * calls / peak,
+                calls * (bytes / bandwidth).max(operations / peak),
             );
         }
     }
     println!();
 }
 
+/// How time grows with tokens and experts.
+fn scaling(effort: Effort, variant: Variant, block: &Block) {
+    const COUNTS: [usize; 6] = [8, 16, 32, 64, 128, 256];
+    let [hidden, intermediate] = [512, 256];
+    println!(
+        "Time by tokens and experts: hidden {hidden}, intermediate {intermediate}, top {TOP_K}, \
+         weights and activations bf16.\n"
+    );
+    let heads = COUNTS.map(|experts| format!("{experts} experts"));
+    println!("| tokens | {} |", heads.join(" | "));
+    println!("|---|{}", "---|".repeat(COUNTS.len()));
+    let effort = effort.shared_by(4);
+    let mut out = vec![0.0; 4096 * hidden];
+    let mut of_tokens = Vec::new();
+    for tokens in [1, 4, 16, 64, 256, 1024, 4096] {
+        let x = Activations::Bf16(&block.x[..tokens * hidden]);
+        let times = COUNTS.map(|experts| {
+            let matrix = experts * hidden * intermediate;
+            let mlp = GatedMlp {
+                hidden,
+                intermediate,
+                activation: Activation::Silu,
+                gate_up: Weights::Bf16(&block.gate_up[..2 * matrix]),
+                down: Weights::Bf16(&block.down[..matrix]),
+            };
+            let (routes, _) = routes(tokens, experts, experts);
+            let out = &mut out[..tokens * hidden];
+            effort.median(|| variant.gated_mlp(&mlp, x, &routes, out).unwrap())
+        });
+        let cells = times.map(|time| format!("{:.3} ms", time * 1e3));
+        println!("| {tokens} | {} |", cells.join(" | "));
+        of_tokens.push(times);
+    }
+    let [.., before, last] = &of_tokens[..] else {
+        return;
+    };
+    println!("\nFrom 1024 to 4096 tokens, time grows so many times; linear growth is 4.\n");
+    println!("| experts | growth | target | |\n|---|---|---|---|");
+    for ((experts, last), before) in COUNTS.into_iter().zip(last).zip(before) {
+        let growth = last / before;
+        let target = Target::AtMost(4.2).columns(growth);
+        println!("| {experts} | {growth:.2} | {target} |");
+    }
+    println!();
+}
+
 /// A block so small that its arithmetic is nothing.
 fn overhead(effort: Effort, variants: &[Variant]) {
-    println!("Per call: hidden 16, intermediate 16, 8 experts, top 2, 1 token; target 15 µs.\n");
-    println!("| variant | time |\n|---|---|");
+    println!("Per call: hidden 16, intermediate 16, 8 experts, top 2, 1 token.\n");
+    println!("| variant | time, µs | target | |\n|---|---|---|---|");
     let weights = vec![bf16::ONE; 8 * 2 * 16 * 16];
     let mlp = GatedMlp {
         hidden: 16,
@@ -316,7 +352,12 @@ fn overhead(effort: Effort, variants: &[Variant]) {
                 variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
             }
         });
-        println!("| {} | {:.2} µs |", variant.name(), time * 1e4);
+        let microseconds = time * 1e4;
+        println!(
+            "| {} | {microseconds:.2} | {} |",
+            variant.name(),
+            Target::AtMost(15.0).columns(microseconds)
+        );
     }
     println!();
 }

@@ -1,6 +1,8 @@
 //! What the benchmark suites share: timing, the machine's limits, and how figures are printed.
 
+pub mod block;
 pub mod olmoe;
+pub mod peer;
 
 use std::hint::black_box;
 use std::sync::OnceLock;
@@ -13,6 +15,7 @@ use rayon::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     budget: Duration,
+    quick: bool,
 }
 
 impl Effort {
@@ -22,13 +25,23 @@ impl Effort {
         let quick = std::env::args().any(|argument| argument == "--quick");
         Self {
             budget: Duration::from_millis(if quick { 300 } else { 3000 }),
+            quick,
+        }
+    }
+
+    /// The same for one of some measurements that share the time of one.
+    #[must_use]
+    pub fn shared_by(&self, measurements: u32) -> Self {
+        Self {
+            budget: self.budget / measurements,
+            ..*self
         }
     }
 
     /// Whether little time is to be spent.
     #[must_use]
     pub fn is_quick(&self) -> bool {
-        self.budget < Duration::from_secs(1)
+        self.quick
     }
 
     /// The median of each rate, measured in turns: at least three rounds after a warm-up, and as
@@ -66,14 +79,8 @@ impl Effort {
     }
 }
 
-/// Bytes per second that all threads together read from memory.
-#[must_use]
-pub fn read_bandwidth(effort: Effort) -> f64 {
-    let [rate] = effort.rates([&mut read_bandwidth_once()]);
-    rate
-}
-
-/// A measurement of the same, of 512 MiB at a time.
+/// A measurement of the bytes per second that all threads together read from memory, 512 MiB at a
+/// time.
 pub fn read_bandwidth_once() -> impl FnMut() -> f64 {
     const WORDS: usize = 64 << 20;
     static MEMORY: OnceLock<Vec<u64>> = OnceLock::new();
@@ -111,4 +118,45 @@ pub fn machine() -> String {
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
         .map_or("unknown processor", |(_, name)| name);
     format!("{name}, {} threads", rayon::current_num_threads())
+}
+
+/// What a figure is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// At least.
+    AtLeast(f64),
+    /// At most.
+    AtMost(f64),
+    /// Whatever it is.
+    None,
+}
+
+impl Target {
+    /// Two columns of a table: the target, and whether a figure meets it.
+    #[must_use]
+    pub fn columns(self, figure: f64) -> String {
+        let (sign, bound, met) = match self {
+            Self::AtLeast(bound) => ("≥", bound, figure >= bound),
+            Self::AtMost(bound) => ("≤", bound, figure <= bound),
+            Self::None => return "| ".into(),
+        };
+        let met = if met { "met" } else { "**missed**" };
+        format!("{sign} {bound} | {met}")
+    }
+}
+
+/// What the read bandwidth's share is to be with one token: the bus has two states, and one core
+/// cannot fill the faster one.
+#[must_use]
+pub fn bandwidth_target(bandwidth: f64) -> f64 {
+    if bandwidth > 40e9 { 0.8 } else { 0.9 }
+}
+
+/// A measurement of the calls per second of some work.
+pub fn calls<T>(mut work: impl FnMut() -> T) -> impl FnMut() -> f64 {
+    move || {
+        let start = Instant::now();
+        black_box(work());
+        1.0 / start.elapsed().as_secs_f64()
+    }
 }

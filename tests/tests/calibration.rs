@@ -42,6 +42,7 @@ fn statistics_are_those_of_transformers_and_numpy() {
     let means = std::fs::read(fixture("mone/mone_means.safetensors")).unwrap();
     let means = SafeTensors::deserialize(&means).unwrap();
     assert_eq!(statistics.layers.len(), 4);
+    let mut rerouted = 0;
     for layer in &statistics.layers {
         let expected = &reference["layers"][layer.layer.to_string()];
         assert_eq!(Some(layer.tokens), expected["tokens"].as_u64());
@@ -64,22 +65,30 @@ fn statistics_are_those_of_transformers_and_numpy() {
             if count < 1000 {
                 continue;
             }
+            // Rounding decides where a token goes whose two last scores are all but equal. One that
+            // comes or goes moves a mean by its distance from it over their number: some deviations.
+            let moved = expert.tokens.abs_diff(count);
+            rerouted += moved;
+            let moved = 8.0 * moved as f64 / count as f64;
             let score = expert.score_sum / layer.tokens as f64;
             let mean = expert.mean();
             let mean_norm = mean.iter().map(|v| v * v).sum::<f64>().sqrt();
-            for (name, found) in [
-                ("score", score),
-                ("out_fluctuation", expert.std_norm()),
-                ("fusion", expert.std_norm() * score / 4.0),
-                ("mean_norm", mean_norm),
+            let of_mean = moved * expert.std_norm() / mean_norm;
+            for (name, found, moved) in [
+                ("score", score, moved),
+                ("out_fluctuation", expert.std_norm(), moved),
+                ("fusion", expert.std_norm() * score / 4.0, moved),
+                ("mean_norm", mean_norm, of_mean),
             ] {
                 let off = relative(found, expected[name][id].as_f64().unwrap());
-                assert!(off <= 1e-4, "{what}: {name} {found} is off by {off:e}");
+                let bound = 1e-4 + moved;
+                assert!(off <= bound, "{what}: {name} {found} is off by {off:e}");
             }
             let off = vector_distance(&mean, &means[id * 128..][..128]);
-            assert!(off <= 1e-4, "{what}: the mean is off by {off:e}");
+            assert!(off <= 1e-4 + of_mean, "{what}: the mean is off by {off:e}");
         }
     }
+    assert!(rerouted <= 4, "{rerouted} routes of 2.5 million");
 }
 
 /// Sums of all tokens, by the definitions, one after the other.

@@ -4,14 +4,16 @@
 //!   that the GPU features type-check.
 //! - `cargo xtask ci`: that, and the README's test command.
 //! - `cargo xtask readme`: writes the README's table of architectures.
+//! - `cargo xtask bench-report [SUITE…] [--quick]`: runs the benchmark suites and writes BENCHMARKS.md.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench_report;
 mod run;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask check | ci | tidy | readme";
+const USAGE: &str = "usage: cargo xtask check | ci | tidy | readme | bench-report";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
             "test --workspace --release --test readme_table",
             &[("UPDATE_README", "1")],
         ),
+        ["bench-report", ref arguments @ ..] => bench_report::write(&root(), arguments),
         ["check"] => check(),
         ["ci"] => check().and_then(|()| test()),
         _ => Err(USAGE.into()),

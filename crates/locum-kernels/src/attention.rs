@@ -204,9 +204,12 @@ impl<'a> Block<'a> {
         let of = self.of;
         let width = 2 * M::LANES;
         let padded = of.size.next_multiple_of(width);
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
+        let panel_units = arch::panel_units::<M>(M::MANY, of.head, 1);
         resize(&mut scratch.queries, PANELS * panel_units);
-        resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
+        resize(
+            &mut scratch.keys,
+            arch::padded_units::<M>(of.head, 1) * width,
+        );
         resize(&mut scratch.scores, self.rows * KEYS);
         resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
         resize(&mut scratch.values, KEYS * width);
@@ -254,7 +257,7 @@ impl<'a> Block<'a> {
     {
         let of = self.of;
         let width = 2 * M::LANES;
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
+        let panel_units = arch::panel_units::<M>(M::MANY, of.head, 1);
         for tile in (0..count).step_by(width) {
             for side in 0..2 {
                 let keys = (tile + side * M::LANES)..count.min(tile + (side + 1) * M::LANES);

@@ -60,7 +60,7 @@ mod variant;
 
 pub use activation::Activation;
 pub use attention::{Attention, Heads};
-pub use constants::{ConstantRoute, add_constants};
+pub use constants::ConstantRoute;
 pub use error::KernelError;
 pub use gated_mlp::GatedMlp;
 pub use linear::Linear;

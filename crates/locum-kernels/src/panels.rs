@@ -23,6 +23,8 @@ pub(crate) struct Panels {
     pub(crate) elements: usize,
     tokens: usize,
     panels: usize,
+    /// Of a step, see [`Simd::PARTS`].
+    parts: usize,
 }
 
 /// One panel.
@@ -36,16 +38,17 @@ pub(crate) struct Panel {
 
 impl Panels {
     pub(crate) fn new<M: Simd>(tokens: usize, elements: usize) -> Self {
-        let (form, most) = if tokens < M::PACK_FROM {
-            (Form::Few, M::FEW)
+        let (form, most, parts) = if tokens < M::PACK_FROM {
+            (Form::Few, M::FEW, M::PARTS)
         } else {
-            (Form::Many, M::MANY)
+            (Form::Many, M::MANY, 1)
         };
         Self {
             form,
             elements,
             tokens,
             panels: tokens.div_ceil(most),
+            parts,
         }
     }
 
@@ -55,13 +58,14 @@ impl Panels {
 
     /// The panels, in order.
     pub(crate) fn iter<M: Simd>(&self) -> impl Iterator<Item = Panel> + use<M> {
-        let (tokens, panels, elements) = (self.tokens, self.panels, self.elements);
+        let (tokens, panels) = (self.tokens, self.panels);
+        let (elements, parts) = (self.elements, self.parts);
         let mut unit = 0;
         (0..panels).map(move |panel| {
             let first = |panel: usize| panel * (tokens / panels) + panel.min(tokens % panels);
             let tokens = first(panel)..first(panel + 1);
             let start = unit;
-            unit += arch::panel_units::<M>(tokens.len(), elements);
+            unit += arch::panel_units::<M>(tokens.len(), elements, parts);
             Panel {
                 tokens,
                 units: start..unit,
@@ -82,7 +86,7 @@ impl Panels {
         panel: &mut [u32],
     ) {
         match self.form {
-            Form::Few => arch::pack_few(machine, rows, panel),
+            Form::Few => arch::pack_few(machine, rows, self.parts, panel),
             Form::Many => arch::pack_many(machine, rows, panel, rows.len()),
         }
     }
@@ -90,7 +94,12 @@ impl Panels {
     /// Where a unit of a token is in its panel, which has `tokens` of them.
     pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
         match self.form {
-            Form::Few => (unit / M::LANES * tokens + token) * M::LANES + unit % M::LANES,
+            Form::Few => {
+                let parts = self.parts;
+                let (step, within) = (unit / (M::LANES * parts), unit % (M::LANES * parts));
+                let vector = (step * tokens + token) * parts + within % parts;
+                vector * M::LANES + within / parts
+            }
             Form::Many => unit * tokens + token,
         }
     }

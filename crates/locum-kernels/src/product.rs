@@ -61,9 +61,11 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
                 scratch.sides(length);
                 let units = &units[panel.units];
                 let sides = [&mut scratch.left, &mut scratch.right];
-                for (weights, side) in [left, right].into_iter().zip(sides) {
+                let after = [&right[range.start..], &left[range.end..]];
+                for ((weights, side), after) in [left, right].into_iter().zip(sides).zip(after) {
                     let weights = &weights[range.clone()];
-                    arch::few(machine, units, tokens, weights, k, &mut side[..length]);
+                    let out = &mut side[..length];
+                    arch::few(machine, units, tokens, weights, k, after, out);
                 }
                 emit(Tile {
                     tokens: panel.tokens,
@@ -115,13 +117,13 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
     let columns = weights.len().checked_div(k).unwrap_or(0);
     if panels.form == Form::Few {
         for columns in blocks(columns, FEW_ROWS) {
-            let weights = &weights[columns.start * k..columns.end * k];
+            let (weights, after) = weights[columns.start * k..].split_at(columns.len() * k);
             for panel in panels.iter::<M>() {
                 let length = panel.tokens.len() * columns.len();
                 scratch.sides(length);
                 let out = &mut scratch.left[..length];
                 let units = &units[panel.units];
-                arch::few(machine, units, panel.tokens.len(), weights, k, out);
+                arch::few(machine, units, panel.tokens.len(), weights, k, after, out);
                 for (token, values) in panel.tokens.zip(out.chunks_exact(columns.len())) {
                     emit(token, columns.start, values);
                 }
@@ -167,7 +169,7 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
     mut emit: impl FnMut(usize, Range<usize>, &mut [f32], &mut [f32]),
 ) {
     let k = panels.elements;
-    let padded = arch::padded_units::<M>(k);
+    let padded = arch::padded_units::<M>(k, 1);
     let width = 2 * M::LANES;
     if scratch.weights.len() < padded * width {
         scratch.weights.resize(padded * width, 0);

@@ -9,9 +9,9 @@ use crate::arch::x86_64::{
 };
 use crate::arch::{self, portable::Portable};
 use crate::gated_mlp::Results;
-use crate::norm;
 use crate::{
-    Activations, ActivationsMut, Attention, GatedMlp, KernelError, Linear, Moments, Routes, Weights,
+    Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, KernelError, Linear, Moments,
+    Routes, Weights, constants, norm,
 };
 
 /// The environment variable that forces a variant.
@@ -264,6 +264,37 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(exact, _) => arch::add_moments(exact, moments, factor, y),
         }
+    }
+
+    /// Adds `Σ w · c` over a token's routes to `out`: summed in `f64` in the order of the routes, to
+    /// which `out`'s value is added last, and rounded once.
+    ///
+    /// Routes are ordered by token (else one thread adds them, as they come); only the tokens that
+    /// have one are touched.
+    ///
+    /// # Shapes
+    ///
+    /// `constants` `[constants, hidden]`, `out` `[tokens, hidden]`.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] where a length is no multiple of `hidden`, or a route leads outside.
+    pub fn add_constants(
+        self,
+        routes: &[ConstantRoute],
+        constants: Weights<'_>,
+        hidden: usize,
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        constants::check(routes, constants, hidden, out)?;
+        match self.0 {
+            Machine::Portable(machine) => constants::add(machine, routes, constants, hidden, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => constants::add(machine, routes, constants, hidden, out),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(machine, _) => constants::add(machine, routes, constants, hidden, out),
+        }
+        Ok(())
     }
 
     /// `out[t, n] = Σ_k x[t, k] · W[n, k]`, summed in `f32`, whatever the number of threads.

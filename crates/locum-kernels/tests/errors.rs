@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use locum_kernels::{
-    Activation, Activations, ConstantRoute, GatedMlp, KernelError, Linear, Routes, Variant,
-    Weights, add_constants,
+    Activation, Activations, ConstantRoute, GatedMlp, KernelError, Linear, Routes, Variant, Weights,
 };
 
 const ZEROS: [f32; 64] = [0.0; 64];
@@ -116,7 +115,9 @@ fn constant_that_is_not_there_is_named() {
         }]
     };
     let constants = Weights::F32(&ZEROS[..6]);
-    let add = |route: [ConstantRoute; 1]| add_constants(&route, constants, 3, &mut [0.0; 6]);
+    let add = |route: [ConstantRoute; 1]| {
+        Variant::available()[0].add_constants(&route, constants, 3, &mut [0.0; 6])
+    };
     assert_eq!(add(route(1, 1)), Ok(()));
     assert_eq!(
         add(route(1, 2)),

@@ -4,7 +4,6 @@
 use half::{bf16, f16};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Moments, Routes, Variant, Weights,
-    add_constants,
 };
 use proptest::prelude::*;
 use rayon::ThreadPoolBuilder;
@@ -241,12 +240,17 @@ fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
         .install(work)
 }
 
+/// A few, some, or so many that weights are packed.
+fn tokens() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..=7, 0usize..=70, 129usize..=150]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
 
     #[test]
     fn linear_layers_are_right_in_every_variant(
-        tokens in 0usize..=70, inputs in 0usize..=70, outputs in 0usize..=70,
+        tokens in tokens(), inputs in prop_oneof![0usize..=70, 200usize..=260], outputs in prop_oneof![0usize..=70, 130usize..=200],
         weights in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
     ) {
         let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * inputs));
@@ -268,7 +272,7 @@ proptest! {
 
     #[test]
     fn experts_are_right_in_every_variant(
-        tokens in 0usize..=70, hidden in 0usize..=70, intermediate in 0usize..=70,
+        tokens in tokens(), hidden in 0usize..=70, intermediate in 0usize..=70,
         rows in 0usize..5, gate_up in 0usize..3, down in 0usize..3, bf16_activations: bool,
         activation in 0usize..4, seed in 0u64..1000,
     ) {
@@ -321,7 +325,7 @@ proptest! {
 
     #[test]
     fn results_do_not_depend_on_the_number_of_threads(
-        tokens in 1usize..=40, kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
+        tokens in prop_oneof![1usize..=40, 129usize..=150], kind in 0usize..3, bf16_activations: bool, seed in 0u64..1000,
     ) {
         // Large enough to be shared among threads.
         let x = Stored::new(2 * usize::from(bf16_activations), &numbers(seed, tokens * 270));
@@ -369,23 +373,35 @@ proptest! {
 
     #[test]
     fn constants_are_summed_in_f64(
-        hidden in 1usize..=70, kind in 0usize..3, tokens in 1usize..=9, seed in 0u64..1000,
+        hidden in prop_oneof![1usize..=70, 2000usize..=2100], kind in 0usize..3,
+        tokens in prop_oneof![1usize..=9, 70usize..=90], ordered: bool, seed in 0u64..1000,
     ) {
         let constants = Stored::new(kind, &numbers(seed, 3 * hidden));
         let routes: Vec<ConstantRoute> = (0..2 * tokens)
-            .map(|i| ConstantRoute { token: i / 2, row: i % 3, weight: 1.0 / (i as f32 + 3.0) })
+            .map(|i| ConstantRoute {
+                token: if ordered { i / 2 } else { i % tokens },
+                row: i % 3,
+                weight: 1.0 / (i as f32 + 3.0),
+            })
             .collect();
         let before = numbers(seed + 1, tokens * hidden);
-        let mut out = before.clone();
-        add_constants(&routes, constants.weights(), hidden, &mut out).unwrap();
-        let values = constants.values();
-        for (i, (&found, &before)) in out.iter().zip(&before).enumerate() {
-            let sum: f64 = routes
-                .iter()
-                .filter(|route| route.token == i / hidden)
-                .map(|route| f64::from(route.weight) * values[route.row * hidden + i % hidden])
-                .sum();
-            prop_assert_eq!(found, (f64::from(before) + sum) as f32);
+        let (values, constants) = (constants.values(), constants.weights());
+        for variant in Variant::available() {
+            let mut out = before.clone();
+            variant.add_constants(&routes, constants, hidden, &mut out).unwrap();
+            for (i, (&found, &before)) in out.iter().zip(&before).enumerate() {
+                let term = |route: &ConstantRoute| {
+                    f64::from(route.weight) * values[route.row * hidden + i % hidden]
+                };
+                let of_token = routes.iter().filter(|route| route.token == i / hidden);
+                let expected = if ordered || tokens == 1 {
+                    (f64::from(before) + of_token.map(term).sum::<f64>()) as f32
+                } else {
+                    // Each route comes alone, and is rounded by itself.
+                    of_token.fold(before, |sum, route| (f64::from(sum) + term(route)) as f32)
+                };
+                prop_assert_eq!(found, expected);
+            }
         }
     }
 }
@@ -447,6 +463,34 @@ fn infinite_weights_spoil_only_their_rows() {
                     assert_eq!(value.is_finite(), i % 40 != 5, "{}", variant.name());
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn type_of_weights_does_not_change_results() {
+    // All three types have these numbers; the sums are rounded, because activations are random.
+    let values: Vec<f32> = (0..130 * 77)
+        .map(|i| ((i * 7 % 33) as f32 - 16.0) / 16.0)
+        .collect();
+    let stored = [0, 1, 2].map(|kind| Stored::new(kind, &values));
+    for tokens in [1, 3, 6, 9, 150] {
+        let x = numbers(5, tokens * 77);
+        for variant in Variant::available() {
+            let [f32, f16, bf16] = [0, 1, 2].map(|kind| {
+                let linear = Linear {
+                    inputs: 77,
+                    outputs: 130,
+                    weights: stored[kind].weights(),
+                };
+                let mut out = vec![0.0; tokens * 130];
+                variant
+                    .linear(&linear, Activations::F32(&x), &mut out)
+                    .unwrap();
+                out
+            });
+            assert!(f32 == f16, "{}, {tokens} tokens", variant.name());
+            assert!(f32 == bf16, "{}, {tokens} tokens", variant.name());
         }
     }
 }

@@ -7,8 +7,8 @@ use burn::backend::{Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use locum_kernels::{
-    Activation, Activations, ActivationsMut, Attention, GatedMlp, Heads, KernelError, Linear,
-    Routes, Variant, Weights,
+    Activation, Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, Heads,
+    KernelError, Linear, Routes, Variant, Weights,
 };
 
 use crate::observer::OutputBuffer;
@@ -32,6 +32,15 @@ pub(crate) trait Kernels: Backend {
     fn linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        variant: Variant,
+    ) -> FloatTensor<Self>;
+
+    /// Adds `Σ w · c` over each token's routes to `sum` `[tokens, hidden]`, with constants `values`
+    /// `[substituted, hidden]`.
+    fn add_constants(
+        sum: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        routes: Vec<ConstantRoute>,
         variant: Variant,
     ) -> FloatTensor<Self>;
 
@@ -121,6 +130,21 @@ pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, variant: Variant) -> Tenso
     Tensor::from_dispatch(<Dispatch as Kernels>::linear(
         x.into_dispatch(),
         weight.into_dispatch(),
+        variant,
+    ))
+}
+
+/// [`Kernels::add_constants`] on tensors.
+pub(crate) fn add_constants(
+    sum: Tensor<2>,
+    values: Tensor<2>,
+    routes: Vec<ConstantRoute>,
+    variant: Variant,
+) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::add_constants(
+        sum.into_dispatch(),
+        values.into_dispatch(),
+        routes,
         variant,
     ))
 }
@@ -222,6 +246,26 @@ impl Kernels for Flex {
             .linear(&linear, activations(&x), &mut out)
             .unwrap_or_else(|error| panic!("{error}"));
         tensor(out, [tokens, outputs])
+    }
+
+    fn add_constants(
+        sum: Buffer,
+        values: Buffer,
+        routes: Vec<ConstantRoute>,
+        variant: Variant,
+    ) -> Buffer {
+        // A tensor that is contiguous is not copied: a copy would be written to below.
+        let mut sum = if sum.is_contiguous() {
+            sum
+        } else {
+            sum.to_contiguous()
+        };
+        let values = values.to_contiguous();
+        let hidden = values.layout().shape()[1];
+        variant
+            .add_constants(&routes, weights(&values), hidden, sum.storage_mut::<f32>())
+            .unwrap_or_else(|error| panic!("{error}"));
+        sum
     }
 
     fn rms_norm(x: Buffer, weight: Buffer, epsilon: f32, variant: Variant) -> Buffer {

@@ -34,20 +34,27 @@ macro_rules! machine {
             }
 
             #[inline]
-            unsafe fn pack_few<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
-            where
+            unsafe fn pack_few<T: crate::operand::Element>(
+                self,
+                rows: &[&[T]],
+                parts: usize,
+                out: *mut u32,
+            ) where
                 Self: crate::arch::Loads<T>,
             {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn inner<T: crate::operand::Element>(rows: &[&[T]], out: *mut u32)
-                where
+                unsafe fn inner<T: crate::operand::Element>(
+                    rows: &[&[T]],
+                    parts: usize,
+                    out: *mut u32,
+                ) where
                     $machine: crate::arch::Loads<T>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, out) }
+                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, parts, out) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
-                unsafe { inner(rows, out) }
+                unsafe { inner(rows, parts, out) }
             }
 
             #[inline]
@@ -187,6 +194,28 @@ macro_rules! machine {
                 unsafe fn inner(weight: f32, values: &[f32], sums: &mut [f32]) {
                     for (sum, value) in sums.iter_mut().zip(values) {
                         *sum += weight * value;
+                    }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(weight, values, sums) }
+            }
+
+            #[inline]
+            unsafe fn accumulate_wide<T: crate::operand::Element>(
+                self,
+                weight: f32,
+                values: &[T],
+                sums: &mut [f64],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(
+                    weight: f32,
+                    values: &[T],
+                    sums: &mut [f64],
+                ) {
+                    let weight = f64::from(weight);
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum += weight * f64::from(value.widen());
                     }
                 }
                 // SAFETY: `self` is proof of the features.

@@ -34,7 +34,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     where
         Self: Loads<W>;
     unsafe fn many(self, call: many::Call);
-    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], out: *mut u32)
+    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], parts: usize, out: *mut u32)
     where
         Self: Loads<T>;
     unsafe fn pack_many<T: Element>(self, rows: &[&[T]], out: *mut u32, stride: usize)
@@ -49,29 +49,34 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn widen<T: Element>(self, from: &[T], to: &mut [f32]);
     unsafe fn round(self, from: &[f32], to: &mut [bf16]);
     unsafe fn normalize<T: Element>(self, x: &[T], weight: &[f32], epsilon: f32, out: &mut [f32]);
+    unsafe fn accumulate_wide<T: Element>(self, weight: f32, values: &[T], sums: &mut [f64]);
 }
 
-/// Units that hold `elements` elements, whole vectors of them.
-pub(crate) fn padded_units<M: Simd>(elements: usize) -> usize {
-    elements.div_ceil(M::UNIT).next_multiple_of(M::LANES)
+/// Units that hold `elements` elements, whole steps of `parts` vectors of them.
+pub(crate) fn padded_units<M: Simd>(elements: usize, parts: usize) -> usize {
+    elements
+        .div_ceil(M::UNIT)
+        .next_multiple_of(M::LANES * parts)
 }
 
 /// Units that a panel of some tokens takes: packing may write one vector too far.
-pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
-    padded_units::<M>(elements) * tokens + M::LANES
+pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize, parts: usize) -> usize {
+    padded_units::<M>(elements, parts) * tokens + M::LANES
 }
 
-/// Packs tokens for [`few`]: `[vector of units][token][lane]`.
+/// Packs tokens for [`few`] with weights that come in `parts`: `[step][token][part][lane]`.
 pub(crate) fn pack_few<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
+    parts: usize,
     panel: &mut [u32],
 ) {
     let elements = rows.first().map_or(0, |row| row.len());
     assert!(rows.iter().all(|row| row.len() == elements));
-    assert!(panel.len() >= panel_units::<M>(rows.len(), elements));
+    assert!(parts == 1 || M::UNIT == 1);
+    assert!(panel.len() >= panel_units::<M>(rows.len(), elements, parts));
     // SAFETY: the machine has its features; rows have one length, the panel has room for them.
-    unsafe { machine.pack_few(rows, panel.as_mut_ptr()) }
+    unsafe { machine.pack_few(rows, parts, panel.as_mut_ptr()) }
 }
 
 /// Packs up to [`Simd::LANES`] rows for [`many`], into columns of a panel that is `stride` wide:
@@ -85,7 +90,7 @@ pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
 ) {
     let elements = rows.first().map_or(0, |row| row.len());
     assert!(rows.len() <= M::LANES && rows.iter().all(|row| row.len() == elements));
-    let units = padded_units::<M>(elements);
+    let units = padded_units::<M>(elements, 1);
     assert!(units == 0 || panel.len() >= (units - 1) * stride + M::LANES);
     // SAFETY: the machine has its features; rows have one length, and the last of `units` vectors
     // that are `stride` apart ends within the panel.
@@ -93,13 +98,15 @@ pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
 }
 
 /// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_few`] has packed:
-/// each weight is read once, straight from its row.
+/// each weight is read once, straight from its row. Rows at `after` are what is
+/// read next.
 pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panel: &[u32],
     tokens: usize,
     weights: &[W],
     elements: usize,
+    after: &[W],
     out: &mut [f32],
 ) {
     let rows = weights.len().checked_div(elements).unwrap_or(0);
@@ -107,7 +114,9 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
         return out.fill(0.0);
     }
     assert!(tokens <= M::FEW && weights.len() == rows * elements);
-    assert!(panel.len() >= panel_units::<M>(tokens, elements) && out.len() >= rows * tokens);
+    assert!(
+        panel.len() >= panel_units::<M>(tokens, elements, M::PARTS) && out.len() >= rows * tokens
+    );
     // SAFETY: the machine has its features, and the lengths are what the call says.
     unsafe {
         machine.few(few::Call {
@@ -116,6 +125,7 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
             weights: weights.as_ptr(),
             rows,
             elements,
+            after: after.as_ptr(),
             out: out.as_mut_ptr(),
         });
     }
@@ -217,6 +227,17 @@ pub(crate) fn normalize<M: Machine, T: Element>(
 ) {
     // SAFETY: the machine has its features.
     unsafe { machine.normalize(x, weight, epsilon, out) }
+}
+
+/// `sums += weight · values`, whose products are exact.
+pub(crate) fn accumulate_wide<M: Machine, T: Element>(
+    machine: M,
+    weight: f32,
+    values: &[T],
+    sums: &mut [f64],
+) {
+    // SAFETY: the machine has its features.
+    unsafe { machine.accumulate_wide(weight, values, sums) }
 }
 
 /// Multiplies and adds in registers only; gives how many floating-point operations that was.

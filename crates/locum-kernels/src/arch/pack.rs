@@ -3,20 +3,30 @@
 use super::simd::Loads;
 use crate::operand::Element;
 
-/// `[vector of units][row][lane]`, the tail zero.
+/// `[step][row][part][lane]`, the tail zero: a step's elements by turns in its `parts`, as weights
+/// come apart ([`super::Simd::PARTS`]).
 ///
 /// # Safety
 ///
-/// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them.
+/// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them; units
+/// that come in parts are elements.
 #[inline(always)]
-pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut u32) {
+pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], parts: usize, out: *mut u32) {
     for (r, row) in rows.iter().enumerate() {
-        let step = S::LANES * S::UNIT;
-        for (vector, elements) in row.chunks(step).enumerate() {
-            // SAFETY: `vector` is one of the row's, its place is within the panel.
+        let step = S::LANES * S::UNIT * parts;
+        for (index, elements) in row.chunks(step).enumerate() {
+            // SAFETY: `index` is one of the row's, its place is within the panel.
             unsafe {
-                let loaded = load::<S, T>(elements);
-                S::store(loaded, out.add((vector * rows.len() + r) * S::LANES));
+                let out = out.add((index * rows.len() + r) * parts * S::LANES);
+                if parts == 1 {
+                    S::store(load::<S, T>(elements), out);
+                    continue;
+                }
+                let out = std::slice::from_raw_parts_mut(out, parts * S::LANES);
+                out.fill(0);
+                for (at, element) in elements.iter().enumerate() {
+                    out[at % parts * S::LANES + at / parts] = element.widen().to_bits();
+                }
             }
         }
     }

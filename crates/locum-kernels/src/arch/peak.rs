@@ -19,6 +19,10 @@ pub(super) unsafe fn peak<S: Simd>(rounds: usize) -> f32 {
                 *sums = S::multiply_add(*sums, factor, factor);
             }
         }
-        sums.into_iter().map(|sums| S::sum(sums)).sum()
+        let mut total = 0.0;
+        for sums in sums {
+            total += S::sums([sums; 4])[0];
+        }
+        total
     }
 }

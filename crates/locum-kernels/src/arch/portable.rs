@@ -15,10 +15,11 @@ unsafe impl Simd for Portable {
     type Vector = [f32; 8];
     const LANES: usize = 8;
     const UNIT: usize = 1;
+    const PARTS: usize = 1;
     const FEW: usize = 4;
     const MANY: usize = 4;
     const PACK_FROM: usize = 9;
-    const ROWS: [usize; 8] = [4, 2, 2, 2, 2, 2, 2, 2];
+    const ROWS: [usize; 6] = [4, 2, 2, 2, 2, 2];
 
     #[inline(always)]
     unsafe fn zero() -> [f32; 8] {
@@ -49,13 +50,8 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        std::array::from_fn(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn sum(s: [f32; 8]) -> f32 {
-        ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+    unsafe fn sums(four: [[f32; 8]; 4]) -> [f32; 4] {
+        four.map(|s| ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])))
     }
 
     #[inline(always)]
@@ -65,9 +61,6 @@ unsafe impl Simd for Portable {
             *out = std::array::from_fn(|row| rows[row][column]);
         }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn prefetch_second(_: *const u8) {}
@@ -80,6 +73,12 @@ unsafe impl Simd for Portable {
 
 // SAFETY: the caller has the elements.
 unsafe impl<T: Element> Loads<T> for Portable {
+    #[inline(always)]
+    unsafe fn load_part(elements: *const T, _: usize) -> [f32; 8] {
+        // SAFETY: the caller has the one part.
+        unsafe { Self::load_elements(elements) }
+    }
+
     #[inline(always)]
     unsafe fn load_elements(elements: *const T) -> [f32; 8] {
         // SAFETY: the caller has them.

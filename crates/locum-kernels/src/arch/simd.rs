@@ -16,14 +16,18 @@ pub(crate) unsafe trait Simd: Copy {
     const LANES: usize;
     /// Elements of a unit.
     const UNIT: usize;
-    /// Most tokens of a panel for products that read weights once.
+    /// Vectors that a step of weights is taken apart into, elements by turns, for products of few
+    /// tokens: `bf16` is widened where it is, which costs less than to spread it. Other types follow,
+    /// so that the type does not change the order of sums.
+    const PARTS: usize;
+    /// Most tokens of a panel for products that read weights once, up to 6.
     const FEW: usize;
     /// Most tokens of a panel for products with packed weights.
     const MANY: usize;
     /// From this many tokens on, packing the weights pays.
     const PACK_FROM: usize;
-    /// Rows of weights at a time, for each number of tokens from one on.
-    const ROWS: [usize; 8];
+    /// Rows of weights at a time, for each number of tokens from one on: 2, 4, 6 or 8.
+    const ROWS: [usize; 6];
 
     unsafe fn zero() -> Self::Vector;
     unsafe fn load(units: *const u32) -> Self::Vector;
@@ -31,14 +35,10 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn store(vector: Self::Vector, out: *mut u32);
     /// `sums + a · b`, where a unit's products are added together.
     unsafe fn multiply_add(sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a + b`, of sums.
-    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// The lanes' sum, always in the same order.
-    unsafe fn sum(sums: Self::Vector) -> f32;
+    /// The sum of the lanes of each, in an order that is the same for all four.
+    unsafe fn sums(four: [Self::Vector; 4]) -> [f32; 4];
     /// Transposes the square that the first [`Self::LANES`] vectors make.
     unsafe fn transpose(square: &mut [Self::Vector; 16]);
-    /// Asks for a line of memory, nearest cache first.
-    unsafe fn prefetch(line: *const u8);
     /// Asks for a line of memory, into the second cache.
     unsafe fn prefetch_second(line: *const u8);
     /// A unit of activations from values that [`super::activate`] has rounded.
@@ -51,6 +51,9 @@ pub(crate) unsafe trait Simd: Copy {
 ///
 /// Functions need the CPU features of the instruction set, and pointers to the elements.
 pub(crate) unsafe trait Loads<T: Element>: Simd {
+    /// One of the [`PARTS`](Simd::PARTS) of `LANES · UNIT · PARTS` elements at any alignment.
+    unsafe fn load_part(elements: *const T, part: usize) -> Self::Vector;
+
     /// A whole vector, from `LANES · UNIT` elements at any alignment.
     unsafe fn load_elements(elements: *const T) -> Self::Vector;
 

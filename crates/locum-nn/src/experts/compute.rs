@@ -52,7 +52,7 @@ pub(super) fn retained_experts(
 }
 
 /// The same by tensor operations: a product per expert that some token goes to.
-fn plain(
+pub(super) fn plain(
     x: Tensor<2>,
     routes: &[Vec<TokenWeight>],
     gate_up: &Tensor<3>,

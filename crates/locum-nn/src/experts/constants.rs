@@ -1,46 +1,61 @@
 //! The substituted experts' part: weighted sums of constants.
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use locum_kernels::ConstantRoute as KernelRoute;
 use locum_substitution::ConstantRoute;
 
-/// `Σ w · c` over the routes to constants: summed in `f64` on the CPU and rounded once, in `f32`
-/// elsewhere. `None` where there is no such route.
+use crate::extension;
+
+/// Adds `Σ w · c` over the routes to constants to the retained experts' sum: on the CPU summed in
+/// `f64`, that sum included, and rounded once; in `f32` elsewhere. `None` where there is nothing to
+/// add up.
 ///
 /// # Shapes
 ///
-/// `values` `[substituted, hidden]`; gives `[tokens, hidden]`, `f32`.
-pub(super) fn sum(
+/// `retained` `[tokens, hidden]` in `f32`, `values` `[substituted, hidden]`; gives the shape of
+/// `retained`, `f32`.
+pub(super) fn add(
+    retained: Option<Tensor<2>>,
     routes: &[ConstantRoute],
     values: &Tensor<2>,
     tokens: usize,
-    device: &Device,
 ) -> Option<Tensor<2>> {
     if routes.is_empty() {
-        return None;
+        return retained;
     }
-    let hidden = values.dims()[1];
-    if *device != Device::flex() {
-        return Some(sum_on_device(routes, values, tokens, device));
-    }
-    let values: Vec<f32> = values.to_data().iter::<f32>().collect();
-    let sums = sum_f64(routes, &values, tokens, hidden);
-    Some(Tensor::from_data(
-        TensorData::new(sums, [tokens, hidden]),
-        (device, DType::F32),
+    let device = values.device();
+    let Some(variant) = extension::variant(&device, DType::F32, &[values.dtype()]) else {
+        return Some(add_plainly(retained, routes, values, tokens));
+    };
+    let zeros = || Tensor::zeros([tokens, values.dims()[1]], (&device, DType::F32));
+    let routes = routes
+        .iter()
+        .map(|route| KernelRoute {
+            token: route.token,
+            row: route.row,
+            weight: route.weight,
+        })
+        .collect();
+    Some(extension::add_constants(
+        retained.unwrap_or_else(zeros),
+        values.clone(),
+        routes,
+        variant,
     ))
 }
 
-/// The sum on slices, accumulated in `f64` in route order and rounded once.
-fn sum_f64(routes: &[ConstantRoute], values: &[f32], tokens: usize, hidden: usize) -> Vec<f32> {
-    let mut sums = vec![0.0f64; tokens * hidden];
-    for route in routes {
-        let sum = &mut sums[route.token * hidden..][..hidden];
-        let constant = &values[route.row * hidden..][..hidden];
-        for (sum, &value) in sum.iter_mut().zip(constant) {
-            *sum += f64::from(route.weight) * f64::from(value);
-        }
+/// The same by tensor operations.
+pub(super) fn add_plainly(
+    retained: Option<Tensor<2>>,
+    routes: &[ConstantRoute],
+    values: &Tensor<2>,
+    tokens: usize,
+) -> Tensor<2> {
+    let constants = sum_on_device(routes, values, tokens, &values.device());
+    match retained {
+        Some(retained) => retained + constants,
+        None => constants,
     }
-    sums.into_iter().map(|sum| sum as f32).collect()
 }
 
 /// The sum by tensor operations. Only the constants of each route's own token are touched, so that

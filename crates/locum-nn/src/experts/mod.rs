@@ -147,8 +147,9 @@ impl RoutedExperts {
 
     /// Computes some tokens.
     ///
-    /// The retained experts' sum is `f32`; the constants' sum is `f64` on the CPU, `f32` elsewhere;
-    /// both are added and rounded once to the type of `x`.
+    /// The retained experts' sum is `f32`. On the CPU it is added to the constants' sum in `f64`, which
+    /// is rounded to `f32` once; elsewhere that is `f32` throughout. The result is rounded to the type
+    /// of `x`.
     ///
     /// # Shapes
     ///
@@ -209,15 +210,37 @@ impl RoutedExperts {
                 *scratch = values;
             }
         }
-        let constants = self.values.as_ref().and_then(|values| {
-            constants::sum(&dispatch.substituted, &values.val(), tokens, &device)
-        });
-        let sum = match (retained, constants) {
-            (Some(retained), Some(constants)) => retained + constants,
-            (Some(sum), None) | (None, Some(sum)) => sum,
-            (None, None) => Tensor::zeros([tokens, hidden], (&device, DType::F32)),
+        let sum = match &self.values {
+            Some(values) => constants::add(retained, &dispatch.substituted, &values.val(), tokens),
+            None => retained,
         };
+        let sum = sum.unwrap_or_else(|| Tensor::zeros([tokens, hidden], (&device, DType::F32)));
         extension::cast(sum, dtype)
+    }
+
+    /// The same by tensor operations alone: what kernels are compared with.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn forward_plain(&self, x: Tensor<2>, routes: &Routes) -> Tensor<2> {
+        let (dtype, tokens) = (x.dtype(), x.dims()[0]);
+        let dispatch = self
+            .table
+            .dispatch(&routes.ids, &routes.weights, routes.top_k);
+        let retained = compute::plain(
+            x,
+            &dispatch.retained,
+            &self.gate_up_proj.val(),
+            &self.down_proj.val(),
+            self.limit,
+            None,
+        );
+        let sum = match &self.values {
+            Some(values) if !dispatch.substituted.is_empty() => {
+                constants::add_plainly(Some(retained), &dispatch.substituted, &values.val(), tokens)
+            }
+            _ => retained,
+        };
+        sum.cast(dtype)
     }
 }
 

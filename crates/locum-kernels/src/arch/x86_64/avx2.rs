@@ -28,10 +28,11 @@ unsafe impl Simd for Avx2 {
     type Vector = __m256;
     const LANES: usize = 8;
     const UNIT: usize = 1;
-    const FEW: usize = 6;
+    const PARTS: usize = 2;
+    const FEW: usize = 5;
     const MANY: usize = 6;
-    const PACK_FROM: usize = 9;
-    const ROWS: [usize; 8] = [1, 4, 4, 3, 2, 2, 2, 2];
+    const PACK_FROM: usize = 33;
+    const ROWS: [usize; 6] = [8, 4, 4, 2, 2, 2];
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {
@@ -64,21 +65,16 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the caller has the features.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(sums: __m256) -> f32 {
+    unsafe fn sums([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         // SAFETY: the caller has the features.
         unsafe {
-            let s = _mm_add_ps(
-                _mm256_castps256_ps128(sums),
-                _mm256_extractf128_ps::<1>(sums),
-            );
-            let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-            _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
+            // Of two and two, then of four, within 128-bit halves; then the halves.
+            let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let low = _mm256_shuffle_ps::<0x44>(ab, cd);
+            let s = _mm256_add_ps(low, _mm256_shuffle_ps::<0xee>(ab, cd));
+            let s = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
+            std::mem::transmute::<__m128, [f32; 4]>(s)
         }
     }
 
@@ -107,12 +103,6 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(line: *const u8) {
-        // SAFETY: prefetching may point anywhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
-    }
-
-    #[inline(always)]
     unsafe fn prefetch_second(line: *const u8) {
         // SAFETY: prefetching may point anywhere.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
@@ -124,8 +114,37 @@ unsafe impl Simd for Avx2 {
     }
 }
 
+/// The elements of even or of odd places.
+///
+/// # Safety
+///
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn turns(first: __m256, second: __m256, part: usize) -> __m256 {
+    // SAFETY: the caller has the feature.
+    unsafe {
+        let within_halves = if part == 0 {
+            _mm256_shuffle_ps::<0x88>(first, second)
+        } else {
+            _mm256_shuffle_ps::<0xdd>(first, second)
+        };
+        _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(
+            within_halves,
+        )))
+    }
+}
+
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx2 {
+    #[inline(always)]
+    unsafe fn load_part(elements: *const f32, part: usize) -> __m256 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let first = Self::load_elements(elements);
+            turns(first, Self::load_elements(elements.add(8)), part)
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_elements(elements: *const f32) -> __m256 {
         // SAFETY: the caller has the elements.
@@ -136,6 +155,15 @@ unsafe impl Loads<f32> for Avx2 {
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx2 {
     #[inline(always)]
+    unsafe fn load_part(elements: *const f16, part: usize) -> __m256 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let first = Self::load_elements(elements);
+            turns(first, Self::load_elements(elements.add(8)), part)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_elements(elements: *const f16) -> __m256 {
         // SAFETY: the caller has the elements.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(elements.cast())) }
@@ -144,6 +172,19 @@ unsafe impl Loads<f16> for Avx2 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx2 {
+    #[inline(always)]
+    unsafe fn load_part(elements: *const bf16, part: usize) -> __m256 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let pairs = _mm256_loadu_si256(elements.cast());
+            _mm256_castsi256_ps(if part == 0 {
+                _mm256_slli_epi32::<16>(pairs)
+            } else {
+                _mm256_and_si256(pairs, _mm256_set1_epi32(!0xffff))
+            })
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_elements(elements: *const bf16) -> __m256 {
         // SAFETY: the caller has the elements.

@@ -39,14 +39,15 @@ machine!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16");
 
 /// What both have in common.
 macro_rules! simd {
-    ($unit:literal, $pack_from:literal, $rows:expr) => {
+    ($unit:literal, $parts:literal, $pack_from:literal, $rows:expr) => {
         type Vector = __m512;
         const LANES: usize = 16;
         const UNIT: usize = $unit;
-        const FEW: usize = 8;
+        const PARTS: usize = $parts;
+        const FEW: usize = 6;
         const MANY: usize = 12;
         const PACK_FROM: usize = $pack_from;
-        const ROWS: [usize; 8] = $rows;
+        const ROWS: [usize; 6] = $rows;
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {
@@ -73,20 +74,18 @@ macro_rules! simd {
         }
 
         #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the caller has the features.
-            unsafe { _mm512_add_ps(a, b) }
-        }
-
-        #[inline(always)]
-        unsafe fn sum(sums: __m512) -> f32 {
+        unsafe fn sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
             // SAFETY: the caller has the features.
             unsafe {
-                let upper = _mm512_extractf32x8_ps::<1>(sums);
-                let s = _mm256_add_ps(_mm512_castps512_ps256(sums), upper);
+                // Of two and two, then of four, within 128-bit quarters; then the quarters.
+                let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                let low = _mm512_shuffle_ps::<0x44>(ab, cd);
+                let s = _mm512_add_ps(low, _mm512_shuffle_ps::<0xee>(ab, cd));
+                let upper = _mm512_extractf32x8_ps::<1>(s);
+                let s = _mm256_add_ps(_mm512_castps512_ps256(s), upper);
                 let s = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
-                let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-                _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
+                std::mem::transmute::<__m128, [f32; 4]>(s)
             }
         }
 
@@ -94,12 +93,6 @@ macro_rules! simd {
         unsafe fn transpose(square: &mut [__m512; 16]) {
             // SAFETY: the caller has the features.
             unsafe { transpose(square) }
-        }
-
-        #[inline(always)]
-        unsafe fn prefetch(line: *const u8) {
-            // SAFETY: prefetching may point anywhere.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
         }
 
         #[inline(always)]
@@ -144,9 +137,24 @@ unsafe fn transpose(square: &mut [__m512; 16]) {
     }
 }
 
+/// The elements of even or of odd places.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn turns(first: __m512, second: __m512, part: usize) -> __m512 {
+    // SAFETY: the caller has the feature.
+    unsafe {
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let places = _mm512_add_epi32(even, _mm512_set1_epi32(part as i32));
+        _mm512_permutex2var_ps(first, places, second)
+    }
+}
+
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
-    simd!(1, 9, [1, 6, 6, 6, 4, 4, 3, 3]);
+    simd!(1, 2, 129, [6, 6, 6, 4, 4, 4]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -162,7 +170,7 @@ unsafe impl Simd for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Simd for Avx512Bf16 {
-    simd!(2, 13, [1, 1, 1, 6, 4, 4, 3, 3]);
+    simd!(2, 1, 129, [8, 8, 6, 4, 4, 4]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -186,6 +194,12 @@ unsafe impl Simd for Avx512Bf16 {
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512Bf16 {
     #[inline(always)]
+    unsafe fn load_part(elements: *const bf16, _: usize) -> __m512 {
+        // SAFETY: the caller has the one part.
+        unsafe { Self::load_elements(elements) }
+    }
+
+    #[inline(always)]
     unsafe fn load_elements(elements: *const bf16) -> __m512 {
         // SAFETY: the caller has the elements.
         unsafe { _mm512_loadu_ps(elements.cast()) }
@@ -194,6 +208,15 @@ unsafe impl Loads<bf16> for Avx512Bf16 {
 
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx512 {
+    #[inline(always)]
+    unsafe fn load_part(elements: *const f32, part: usize) -> __m512 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let first = Self::load_elements(elements);
+            turns(first, Self::load_elements(elements.add(16)), part)
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_elements(elements: *const f32) -> __m512 {
         // SAFETY: the caller has the elements.
@@ -204,6 +227,15 @@ unsafe impl Loads<f32> for Avx512 {
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx512 {
     #[inline(always)]
+    unsafe fn load_part(elements: *const f16, part: usize) -> __m512 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let first = Self::load_elements(elements);
+            turns(first, Self::load_elements(elements.add(16)), part)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_elements(elements: *const f16) -> __m512 {
         // SAFETY: the caller has the elements.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(elements.cast())) }
@@ -212,6 +244,19 @@ unsafe impl Loads<f16> for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512 {
+    #[inline(always)]
+    unsafe fn load_part(elements: *const bf16, part: usize) -> __m512 {
+        // SAFETY: the caller has the elements of both parts.
+        unsafe {
+            let pairs = _mm512_loadu_si512(elements.cast());
+            _mm512_castsi512_ps(if part == 0 {
+                _mm512_slli_epi32::<16>(pairs)
+            } else {
+                _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff))
+            })
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_elements(elements: *const bf16) -> __m512 {
         // SAFETY: the caller has the elements.
