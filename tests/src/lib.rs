@@ -3,6 +3,7 @@
 //! Test support: a fixture that cannot be read is a failed test, so functions panic.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
+pub mod calibrating;
 mod edited;
 mod export;
 mod parity;

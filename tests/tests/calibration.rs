@@ -5,40 +5,11 @@ use std::path::PathBuf;
 
 use locum::models::{Logits, Model, ModelFiles};
 use locum::nn::{DType, ExpertObserver, Observation};
-use locum::prune::{
-    Calibration, ExpertStatistics, LayerStatistics, PruneError, Selection, Sequences, Shard,
-    Statistics,
-};
-use locum_tests::{EditedModel, Reference, cases, fixture, load, tiny_olmoe};
+use locum::prune::{ExpertStatistics, LayerStatistics, Sequences};
+use locum_tests::calibrating::{of_fixture, of_text, selection};
+use locum_tests::{EditedModel, cases, fixture, load, tiny_olmoe};
 use safetensors::SafeTensors;
 use serde_json::Value;
-
-fn selection(length: usize, sequences: Option<usize>) -> Selection {
-    Selection {
-        length: Some(length),
-        sequences,
-        seed: None,
-    }
-}
-
-/// The calibration text of the reference, on a model that has a tokenizer.
-fn of_text(directory: &PathBuf, model: &Model, selection: Selection) -> Calibration {
-    let files = ModelFiles::open(directory).unwrap();
-    let texts = [fixture("mone/calib.txt")];
-    let sequences = Sequences::read(&texts, &files, &model.limits(), selection).unwrap();
-    Calibration::new(&files, model, sequences).unwrap()
-}
-
-/// The token ids of an architecture's fixture, in sequences of 20.
-fn of_fixture(name: &str, model: &Model) -> (Calibration, Vec<Vec<i64>>) {
-    let base = format!("{}/base", name.split_once('/').unwrap().0);
-    let ids = Reference::open(&fixture(&base)).rows("input_ids").concat();
-    let sequences = Sequences::from_ids(&ids, &model.limits(), selection(20, None)).unwrap();
-    let files = ModelFiles::open(fixture(name)).unwrap();
-    let calibration = Calibration::new(&files, model, sequences).unwrap();
-    let rows = ids.chunks_exact(20).map(<[i64]>::to_vec).collect();
-    (calibration, rows)
-}
 
 fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -63,13 +34,15 @@ fn statistics_are_those_of_transformers_and_numpy() {
     let model = load(&directory, DType::F32);
     let calibration = of_text(&directory, &model, selection(256, None));
     let statistics = calibration.collect(&model, |_| {}).unwrap();
-    assert_eq!(statistics.origin.covered, [0..604]);
+    assert_eq!(statistics.origin.counted(), 604);
+    assert!(statistics.origin.is_complete());
 
     let reference = std::fs::read(fixture("mone/mone_stats.json")).unwrap();
     let reference: Value = serde_json::from_slice(&reference).unwrap();
     let means = std::fs::read(fixture("mone/mone_means.safetensors")).unwrap();
     let means = SafeTensors::deserialize(&means).unwrap();
     assert_eq!(statistics.layers.len(), 4);
+    let mut rerouted = 0;
     for layer in &statistics.layers {
         let expected = &reference["layers"][layer.layer.to_string()];
         assert_eq!(Some(layer.tokens), expected["tokens"].as_u64());
@@ -92,22 +65,30 @@ fn statistics_are_those_of_transformers_and_numpy() {
             if count < 1000 {
                 continue;
             }
+            // Rounding decides where a token goes whose two last scores are all but equal. One that
+            // comes or goes moves a mean by its distance from it over their number: some deviations.
+            let moved = expert.tokens.abs_diff(count);
+            rerouted += moved;
+            let moved = 8.0 * moved as f64 / count as f64;
             let score = expert.score_sum / layer.tokens as f64;
             let mean = expert.mean();
             let mean_norm = mean.iter().map(|v| v * v).sum::<f64>().sqrt();
-            for (name, found) in [
-                ("score", score),
-                ("out_fluctuation", expert.std_norm()),
-                ("fusion", expert.std_norm() * score / 4.0),
-                ("mean_norm", mean_norm),
+            let of_mean = moved * expert.std_norm() / mean_norm;
+            for (name, found, moved) in [
+                ("score", score, moved),
+                ("out_fluctuation", expert.std_norm(), moved),
+                ("fusion", expert.std_norm() * score / 4.0, moved),
+                ("mean_norm", mean_norm, of_mean),
             ] {
                 let off = relative(found, expected[name][id].as_f64().unwrap());
-                assert!(off <= 1e-4, "{what}: {name} {found} is off by {off:e}");
+                let bound = 1e-4 + moved;
+                assert!(off <= bound, "{what}: {name} {found} is off by {off:e}");
             }
             let off = vector_distance(&mean, &means[id * 128..][..128]);
-            assert!(off <= 1e-4, "{what}: the mean is off by {off:e}");
+            assert!(off <= 1e-4 + of_mean, "{what}: the mean is off by {off:e}");
         }
     }
+    assert!(rerouted <= 4, "{rerouted} routes of 2.5 million");
 }
 
 /// Sums of all tokens, by the definitions, one after the other.
@@ -226,6 +207,40 @@ fn sums_are_those_of_the_definitions_in_every_architecture() {
 }
 
 #[test]
+fn texts_are_tokenized_one_by_one_and_follow_each_other() {
+    let directory = fixture("tiny-olmoe");
+    let files = ModelFiles::open(&directory).unwrap();
+    let model = Model::plan(&files, &Default::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = files.tokenizer().unwrap();
+    let mut ids: Vec<i64> = Vec::new();
+    // Joined, the two would meet in the middle of a word.
+    let texts = [
+        "Alice was beginn",
+        "ing to get very tired of sitting by her sister",
+    ];
+    let paths: Vec<PathBuf> = (0..2).map(|i| folder.path().join(i.to_string())).collect();
+    for (text, path) in texts.iter().zip(&paths) {
+        std::fs::write(path, text).unwrap();
+        let encoding = tokenizer.encode(*text, false).unwrap();
+        ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
+    }
+    let joined = tokenizer.encode(texts.concat(), false).unwrap();
+    assert_ne!(joined.get_ids().len(), ids.len());
+    let limits = model.limits();
+    let read = Sequences::read(&paths, &files, &limits, selection(1, None)).unwrap();
+    assert_eq!(
+        read,
+        Sequences::from_ids(&ids, &limits, selection(1, None)).unwrap()
+    );
+    let backwards: Vec<PathBuf> = paths.into_iter().rev().collect();
+    assert_ne!(
+        read,
+        Sequences::read(&backwards, &files, &limits, selection(1, None)).unwrap()
+    );
+}
+
+#[test]
 fn threads_do_not_change_a_bit() {
     let calibrate = || {
         let directory = fixture("tiny-olmoe");
@@ -265,169 +280,6 @@ fn batch_changes_next_to_nothing() {
             );
         }
     }
-}
-
-/// Writes a calibration's statistics to a file.
-fn written(calibration: &Calibration, model: &Model, out: PathBuf) -> PathBuf {
-    let run = calibration.start(model, &out).unwrap();
-    run.finish(model, |_| {}).unwrap();
-    out
-}
-
-#[test]
-fn shards_merge_to_the_same_bytes_in_any_order() {
-    let directory = fixture("tiny-olmoe");
-    let model = load(&directory, DType::F32);
-    let folder = tempfile::tempdir().unwrap();
-    // A last chunk that is not whole.
-    let calibration = of_text(&directory, &model, selection(64, Some(23))).with_batch(3);
-    let whole = written(&calibration, &model, folder.path().join("whole"));
-    let expected = std::fs::read(&whole).unwrap();
-    let parts = |count: usize| -> Vec<PathBuf> {
-        (1..=count)
-            .map(|index| {
-                let shard = calibration.clone().with_shard(Shard { index, count });
-                let out = folder.path().join(format!("{index}-of-{count}"));
-                written(&shard.unwrap(), &model, out)
-            })
-            .collect()
-    };
-    for (count, order) in [
-        (2, vec![1, 0]),
-        (5, vec![3, 0, 4, 2, 1]),
-        (8, vec![7, 2, 5, 0, 1, 6, 3, 4]),
-    ] {
-        let parts = parts(count);
-        let shuffled: Vec<PathBuf> = order
-            .iter()
-            .map(|&part: &usize| parts[part].clone())
-            .collect();
-        let out = folder.path().join("merged");
-        let origin = locum::prune::merge(&shuffled, &out).unwrap();
-        assert!(origin.is_complete());
-        assert!(std::fs::read(&out).unwrap() == expected, "{count} shards");
-        // Some of them first, then the others.
-        let (some, others) = shuffled.split_at(count / 2);
-        let half = folder.path().join("half");
-        let origin = locum::prune::merge(some, &half).unwrap();
-        assert!(!origin.is_complete());
-        let rest = [others, &[half]].concat();
-        locum::prune::merge(&rest, &out).unwrap();
-        assert!(
-            std::fs::read(&out).unwrap() == expected,
-            "{count} shards in two steps"
-        );
-    }
-    let statistics = Statistics::open(&whole).unwrap();
-    assert_eq!(statistics, calibration.collect(&model, |_| {}).unwrap());
-    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
-    assert_eq!(left.len(), 1 + 2 + 5 + 8 + 2, "nothing temporary is left");
-}
-
-#[test]
-fn statistics_that_were_not_made_alike_do_not_merge() {
-    let directory = fixture("tiny-olmoe");
-    let model = load(&directory, DType::F32);
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("merged");
-    let selected =
-        |sequences| of_text(&directory, &model, selection(32, Some(sequences))).with_batch(1);
-    let shard = |calibration: Calibration, index, count, name: &str| {
-        let calibration = calibration.with_shard(Shard { index, count }).unwrap();
-        written(&calibration, &model, folder.path().join(name))
-    };
-    let first = shard(selected(6), 1, 2, "first");
-    let refused = |second: &PathBuf, parts: &[&str]| {
-        let error = locum::prune::merge(&[first.clone(), second.clone()], &out);
-        let error = error.unwrap_err().to_string();
-        for part in parts {
-            assert!(error.contains(part), "{part:?} is not in: {error}");
-        }
-        assert!(!out.exists());
-    };
-    refused(&first, &["sequences 0 to 2", "first"]);
-    refused(&shard(selected(6), 1, 3, "third"), &["sequences 0 to 1"]);
-    refused(
-        &shard(selected(6).with_batch(3), 2, 2, "batch"),
-        &["batches differ: 1 and 3"],
-    );
-    refused(
-        &shard(selected(7), 2, 2, "more"),
-        &["numbers of sequences differ: 6 and 7"],
-    );
-    let longer = of_text(&directory, &model, selection(33, Some(6))).with_batch(1);
-    refused(
-        &shard(longer, 2, 2, "longer"),
-        &["lengths differ: 32 and 33"],
-    );
-    let drawn = Selection {
-        seed: Some(3),
-        ..selection(32, Some(6))
-    };
-    let drawn = of_text(&directory, &model, drawn).with_batch(1);
-    refused(&shard(drawn, 2, 2, "drawn"), &["seeds differ: none and 3"]);
-
-    let bf16 = load(&directory, DType::BF16);
-    let rounded = of_text(&directory, &bf16, selection(32, Some(6))).with_batch(1);
-    let rounded = rounded.with_shard(Shard { index: 2, count: 2 }).unwrap();
-    let rounded = written(&rounded, &bf16, folder.path().join("bf16"));
-    refused(&rounded, &["differ"]);
-
-    let pruned = tiny_olmoe("tiny-olmoe-mone25");
-    let pruned_model = load(&pruned, DType::F32);
-    let other = of_text(&pruned, &pruned_model, selection(32, Some(6))).with_batch(1);
-    let other = other.with_shard(Shard { index: 2, count: 2 }).unwrap();
-    let other = written(&other, &pruned_model, folder.path().join("pruned"));
-    refused(&other, &["models differ"]);
-
-    std::fs::write(folder.path().join("text"), "not statistics").unwrap();
-    refused(
-        &folder.path().join("text"),
-        &["text is not a statistics file"],
-    );
-    refused(&folder.path().join("nowhere"), &["nowhere"]);
-    assert!(matches!(
-        locum::prune::merge(&[], &out),
-        Err(PruneError::NothingToMerge)
-    ));
-}
-
-#[test]
-fn sibling_with_other_routers_is_another_model() {
-    let fingerprint = |model: &EditedModel| {
-        let folder = tempfile::tempdir().unwrap();
-        model.write_to(folder.path());
-        let files = ModelFiles::open(folder.path()).unwrap();
-        let planned = Model::plan(&files, &Default::default()).unwrap();
-        locum::prune::fingerprint(&files, &planned).unwrap()
-    };
-    let base = EditedModel::of_fixture("deepseek_v3/base");
-    let expected = fingerprint(&base);
-    let mut same = base.clone();
-    same.config["transformers_version"] = "9.9.9".into();
-    same.config["architectures"] = serde_json::json!(["Other"]);
-    assert_eq!(fingerprint(&same), expected);
-    let router = "model.layers.1.mlp.gate.weight";
-    for name in [router, "model.layers.1.mlp.gate.e_score_correction_bias"] {
-        let mut sibling = base.clone();
-        let tensor = &base.tensors[name];
-        let mut elements = tensor.elements();
-        elements[0] += 1e-3;
-        sibling
-            .tensors
-            .insert(name.into(), tensor.with_elements(elements));
-        assert_ne!(fingerprint(&sibling), expected, "{name}");
-    }
-    let mut sibling = base.clone();
-    sibling.config["routed_scaling_factor"] = 1.25.into();
-    assert_ne!(fingerprint(&sibling), expected);
-    let approx = fingerprint(&EditedModel::of_fixture("deepseek_v3/approx"));
-    assert_ne!(approx, expected);
-    assert_eq!(
-        fingerprint(&EditedModel::of_fixture("deepseek_v3/explicit")),
-        approx,
-        "the format does not matter"
-    );
 }
 
 #[test]

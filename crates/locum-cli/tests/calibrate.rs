@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{TestModel, fixture, locum, run, text};
+use common::{TestModel, fixture, locum, refused, run, text};
 use tempfile::TempDir;
 
 /// A model, a text of 70 sequences of 16 tokens and more, and a place for files.
@@ -54,12 +54,6 @@ fn argument(path: &Path) -> String {
     path.to_str().unwrap().into()
 }
 
-/// One line on standard error that holds all parts, and exit code 2.
-#[track_caller]
-fn refused(arguments: &[&str], parts: &[&str]) {
-    common::refused(arguments, parts);
-}
-
 #[test]
 fn shards_merge_to_the_bytes_of_the_whole() {
     let bench = Bench::new();
@@ -98,7 +92,7 @@ fn shards_merge_to_the_bytes_of_the_whole() {
 }
 
 #[test]
-fn threads_and_several_texts_make_no_difference() {
+fn threads_make_no_difference() {
     let bench = Bench::new();
     let one = bench.calibrated("one", &["--threads", "1"]);
     let two = bench.calibrated("two", &["--threads", "2"]);

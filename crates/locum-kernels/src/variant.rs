@@ -10,8 +10,8 @@ use crate::arch::x86_64::{
 use crate::arch::{self, portable::Portable};
 use crate::gated_mlp::Results;
 use crate::{
-    Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, KernelError, Linear, Routes,
-    Weights, constants, norm,
+    Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, KernelError, Linear, Moments,
+    Routes, Weights, constants, norm,
 };
 
 /// The environment variable that forces a variant.
@@ -246,6 +246,23 @@ impl Variant {
             Machine::Avx2(machine) => norm::convert(machine, x, out),
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(exact, _) => norm::convert(exact, x, out),
+        }
+    }
+
+    /// Adds a vector to sums by channel, and its multiple to others, as far as the shortest of the three
+    /// goes; gives `‖y‖²`. The result is the same in every variant, bit by bit.
+    ///
+    /// # Shapes
+    ///
+    /// `y` and both sums `[channels]`.
+    #[must_use]
+    pub fn add_moments(self, moments: Moments<'_>, factor: f64, y: &[f32]) -> f64 {
+        match self.0 {
+            Machine::Portable(machine) => arch::add_moments(machine, moments, factor, y),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => arch::add_moments(machine, moments, factor, y),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => arch::add_moments(exact, moments, factor, y),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use locum_kernels::{
-    Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
+    Activation, Activations, ConstantRoute, GatedMlp, Linear, Moments, Routes, Variant, Weights,
 };
 use proptest::prelude::*;
 use rayon::ThreadPoolBuilder;
@@ -342,6 +342,32 @@ proptest! {
             }));
             prop_assert!(one == two, "{}", variant.name());
             prop_assert!(one == three, "{}", variant.name());
+        }
+    }
+
+    #[test]
+    fn moments_are_the_same_in_every_variant(channels in 0usize..=70, seed in 0u64..1000) {
+        let first = numbers(seed, channels);
+        let vectors = [first.clone(), numbers(seed + 1, channels)];
+        for variant in Variant::available() {
+            let mut sums = vec![0.0; channels];
+            let mut weighted_sums = vec![0.0; channels];
+            let squares = vectors.each_ref().map(|y| {
+                let (sums, weighted_sums) = (&mut sums, &mut weighted_sums);
+                variant.add_moments(Moments { sums, weighted_sums }, 0.3, y)
+            });
+            for channel in 0..channels {
+                let [a, b] = vectors.each_ref().map(|y| f64::from(y[channel]));
+                prop_assert_eq!(sums[channel], a + b);
+                prop_assert_eq!(weighted_sums[channel], 0.3 * a + 0.3 * b);
+            }
+            let exact: f64 = first.iter().map(|&y| f64::from(y) * f64::from(y)).sum();
+            prop_assert!((squares[0] - exact).abs() <= 1e-14 * exact, "{}", variant.name());
+            let portable = Variant::named("portable").unwrap();
+            let (mut a, mut b) = (vec![0.0; channels], vec![0.0; channels]);
+            let moments = Moments { sums: &mut a, weighted_sums: &mut b };
+            let expected = portable.add_moments(moments, 0.3, &first);
+            prop_assert_eq!(squares[0].to_bits(), expected.to_bits(), "{}", variant.name());
         }
     }
 

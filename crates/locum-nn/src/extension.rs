@@ -221,7 +221,8 @@ impl Kernels for Flex {
         let done = match outputs {
             None => variant.gated_mlp(&mlp, x, &routes, &mut out),
             Some(buffer) => {
-                let mut outputs = vec![0.0; routes.len() * mlp.hidden];
+                let mut outputs = buffer.take();
+                outputs.resize(routes.len() * mlp.hidden, 0.0);
                 let done = variant.gated_mlp_with_outputs(&mlp, x, &routes, &mut out, &mut outputs);
                 buffer.put(outputs);
                 done

@@ -19,7 +19,7 @@ use crate::{PruneError, file};
 const TOKENS_AT_ONCE: usize = 1024;
 
 /// How much longer than making progress durable the computation of that progress has to take.
-const DURABLE_FROM: u32 = 20;
+const DURABLE_FROM: u32 = 100;
 
 /// A part of a calibration, for one of several machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,15 +89,17 @@ impl Calibration {
         })
     }
 
-    /// The same with another number of sequences that are computed at once; at least one. About 1024
-    /// tokens are, where nothing is said.
+    /// The same of all sequences with another number of them that are computed at once; at least one.
+    /// About 1024 tokens are, where nothing is said.
     #[must_use]
     pub fn with_batch(mut self, batch: usize) -> Self {
         self.origin.batch = batch.max(1);
+        // Shards are of whole chunks.
+        self.shard = 0..self.sequences.count();
         self
     }
 
-    /// A part of it. The batch has to be said before.
+    /// A part of it, by the batch that was said before.
     ///
     /// # Errors
     ///
@@ -161,6 +163,9 @@ impl Calibration {
         if fs::symlink_metadata(&partial).is_ok() {
             let (origin, sums) = file::read(&partial)?;
             self.check_progress(&partial, &origin)?;
+            if !sums.are_of_the_same(&run.sums) {
+                return Err(PruneError::OtherLayers);
+            }
             run.sums = sums;
             run.next = origin.covered[0].end;
         }
@@ -178,10 +183,10 @@ impl Calibration {
         mut progress: impl FnMut(Progress),
     ) -> Result<Statistics, PruneError> {
         let mut sums = Sums::of_model(model);
-        let mut next = self.shard.start;
+        let (mut next, mut outputs) = (self.shard.start, Vec::new());
         while next < self.shard.end {
             progress(self.progress(next));
-            next = self.count_chunk(model, &mut sums, next)?;
+            next = self.count_chunk(model, &mut sums, &mut outputs, next)?;
         }
         progress(self.progress(next));
         Ok(sums.statistics(self.origin(next)))
@@ -199,6 +204,7 @@ impl Calibration {
         &self,
         model: &Model,
         sums: &mut Sums,
+        outputs: &mut Vec<f32>,
         first: usize,
     ) -> Result<usize, PruneError> {
         let end = self.shard.end.min(first + self.origin.batch);
@@ -206,7 +212,7 @@ impl Calibration {
             .map(|number| self.sequences.sequence(number).to_vec())
             .collect();
         let mut caches = vec![model.new_cache(); ids.len()];
-        let mut collector = Collector::new(sums, self.sequences.length(), first);
+        let mut collector = Collector::new(sums, outputs, self.sequences.length(), first);
         model.logits_observed(&ids, &mut caches, Logits::None, Some(&mut collector))?;
         collector.finish()?;
         Ok(end)
@@ -215,7 +221,7 @@ impl Calibration {
     /// With the sequences before one counted.
     fn origin(&self, next: usize) -> Origin {
         Origin {
-            covered: vec![self.shard.start..next],
+            covered: std::iter::once(self.shard.start..next).collect(),
             ..self.origin.clone()
         }
     }
@@ -245,9 +251,10 @@ impl Calibration {
 /// A calibration whose statistics go to a file.
 ///
 /// After each chunk the sums are written beside the file, as `….partial`: a process that is killed
-/// loses the chunk that it was at, and nothing else. Such a file is durable, that is, a power failure
-/// does not touch it, at least whenever what it holds took twenty times as long to compute as it takes
-/// to have it on the disk. In the end it gets its final name.
+/// loses the chunk that it was at, and nothing else. So that it costs at most a hundredth of the time, a
+/// chunk's file is forced to the disk only where what was computed since the last one took a hundred
+/// times as long as that takes: what a power failure leaves of those between is up to the file system.
+/// In the end the file is forced to the disk, and gets its final name.
 #[derive(Debug)]
 pub struct Run<'c> {
     calibration: &'c Calibration,
@@ -279,10 +286,11 @@ impl Run<'_> {
         let partial = beside(&self.out, ".partial");
         let end = calibration.shard.end;
         let (mut computed, mut durable) = (Duration::ZERO, Duration::ZERO);
+        let mut outputs = Vec::new();
         progress(self.progress());
         while self.next < end {
             let start = Instant::now();
-            self.next = calibration.count_chunk(model, &mut self.sums, self.next)?;
+            self.next = calibration.count_chunk(model, &mut self.sums, &mut outputs, self.next)?;
             computed += start.elapsed();
             if self.next < end {
                 let start = Instant::now();

@@ -4,6 +4,7 @@
 //! once and added exactly. Experts are counted side by side, each by one thread: nothing depends on
 //! how many threads there are.
 
+use locum_kernels::{Moments, Variant};
 use locum_nn::{ExpertObserver, ExpertOutputs, Observation};
 use locum_substitution::Route;
 use rayon::prelude::*;
@@ -20,14 +21,22 @@ pub(crate) struct Collector<'s> {
     length: usize,
     /// The number of the step's first sequence.
     first: usize,
+    /// Memory for outputs, kept from step to step.
+    outputs: &'s mut Vec<f32>,
     /// The first thing that went wrong; nothing is counted after it.
     failed: Option<PruneError>,
 }
 
 impl<'s> Collector<'s> {
-    pub(crate) fn new(sums: &'s mut Sums, length: usize, first: usize) -> Self {
+    pub(crate) fn new(
+        sums: &'s mut Sums,
+        outputs: &'s mut Vec<f32>,
+        length: usize,
+        first: usize,
+    ) -> Self {
         Self {
             sums,
+            outputs,
             length,
             first,
             failed: None,
@@ -46,6 +55,8 @@ impl<'s> Collector<'s> {
             return Ok(());
         };
         let (length, first) = (self.length, self.first);
+        // Their sums are the same, bit by bit: any of them will do.
+        let variant = Variant::available()[0];
         let hidden = layer.hidden;
         let constants = ConstantRoutes::of(observation, layer);
         layer.tokens += constants.tokens as u64;
@@ -58,7 +69,7 @@ impl<'s> Collector<'s> {
                 |sums, (expert, total)| {
                     let outputs = observation.outputs.as_ref();
                     match outputs.and_then(|outputs| outputs.of_expert(expert as u32)) {
-                        Some(outputs) => count_retained(total, outputs, length, sums),
+                        Some(outputs) => count_retained(total, outputs, length, sums, variant),
                         None => constants.count(expert, total, length),
                     }
                 },
@@ -84,6 +95,10 @@ impl<'s> Collector<'s> {
 impl ExpertObserver for Collector<'_> {
     fn wants_outputs(&self) -> bool {
         self.failed.is_none()
+    }
+
+    fn scratch(&mut self) -> Option<&mut Vec<f32>> {
+        Some(self.outputs)
     }
 
     fn observe(&mut self, observation: &Observation<'_>) {
@@ -139,6 +154,7 @@ fn count_retained(
     outputs: ExpertOutputs<'_>,
     length: usize,
     sums: &mut SequenceSums,
+    variant: Variant,
 ) -> Result<(), (usize, Unusable)> {
     let hidden = sums.output.len();
     let mut values = outputs.values;
@@ -147,7 +163,7 @@ fn count_retained(
         let (of_sequence, rest) = values.split_at(routes.len() * hidden);
         values = rest;
         for (route, y) in routes.iter().zip(of_sequence.chunks_exact(hidden)) {
-            sums.add(route.weight, y);
+            sums.add(variant, route.weight, y);
         }
         total.tokens += routes.len() as u64;
         sums.add_to(total)
@@ -179,10 +195,14 @@ impl SequenceSums {
     }
 
     /// Adds one token's.
-    fn add(&mut self, weight: f32, y: &[f32]) {
+    fn add(&mut self, variant: Variant, weight: f32, y: &[f32]) {
         let weight = f64::from(weight);
         let squared_weight = weight * weight;
-        let squared_norm = squared_norm(y);
+        let moments = Moments {
+            sums: &mut self.output,
+            weighted_sums: &mut self.weighted_output,
+        };
+        let squared_norm = variant.add_moments(moments, squared_weight, y);
         let norm = squared_norm.sqrt();
         let terms = [
             weight,
@@ -195,12 +215,6 @@ impl SequenceSums {
         for (sum, term) in self.scalars.iter_mut().zip(terms) {
             *sum += term;
         }
-        let sums = self.output.iter_mut().zip(&mut self.weighted_output);
-        for ((sum, weighted), &y) in sums.zip(y) {
-            let y = f64::from(y);
-            *sum += y;
-            *weighted += squared_weight * y;
-        }
     }
 
     fn add_to(&self, total: &mut ExpertSums) -> Result<(), Unusable> {
@@ -208,19 +222,4 @@ impl SequenceSums {
         fixed::add_all(&mut total.output, &self.output)?;
         fixed::add_all(&mut total.weighted_output, &self.weighted_output)
     }
-}
-
-/// `‖y‖²`, in as many sums side by side as the order of a single one would keep the processor from.
-fn squared_norm(y: &[f32]) -> f64 {
-    let mut sums = [0.0f64; 8];
-    let (chunks, rest) = y.as_chunks::<8>();
-    for chunk in chunks {
-        for (sum, &y) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(y) * f64::from(y);
-        }
-    }
-    for (sum, &y) in sums.iter_mut().zip(rest) {
-        *sum += f64::from(y) * f64::from(y);
-    }
-    sums.iter().sum()
 }

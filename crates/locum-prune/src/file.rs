@@ -301,6 +301,44 @@ mod tests {
         assert_eq!(bytes, written(&sums()), "the same bytes");
     }
 
+    /// Counts what is written.
+    struct Counter(u64);
+
+    impl Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len() as u64;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn statistics_of_16_layers_of_64_experts_take_at_most_80_mb() {
+        let layer = |layer| {
+            let prefix = format!("model.layers.{layer}.mlp.experts");
+            LayerSums::new(layer, prefix, 2048, 64, Vec::new())
+        };
+        let sums = Sums {
+            layers: (0..16).map(layer).collect(),
+        };
+        let mut counter = Counter(0);
+        write(&sums, &Origin::default(), &mut counter).expect("counted");
+        assert!(
+            (64_000_000..80_000_000).contains(&counter.0),
+            "{}",
+            counter.0
+        );
+        let elements = |sums: &ExpertSums| sums.output.capacity() + sums.weighted_output.capacity();
+        let experts = sums.layers.iter().flat_map(|layer| &layer.experts);
+        let memory = experts
+            .map(|e| size_of_val(e) + 16 * elements(e))
+            .sum::<usize>();
+        assert!(memory < 80_000_000, "{memory}");
+    }
+
     #[test]
     fn what_is_no_statistics_file_is_refused() {
         let bytes = written(&sums());

@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn conversion_rounds_to_the_nearest_multiple() {
-        for value in [0.0, 1.0, -2.5, 1e16, -1e-9, 0.1] {
+        for value in [0.0, 1.0, -2.5, 1e16, -1e-4, 0.1] {
             let found = from_f64(value).map(to_f64);
             assert_eq!(found, Some(value), "{value} has few enough digits");
         }

@@ -109,6 +109,21 @@ macro_rules! machine {
             }
 
             #[inline]
+            unsafe fn add_moments(
+                self,
+                moments: crate::Moments<'_>,
+                factor: f64,
+                y: &[f32],
+            ) -> f64 {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(moments: crate::Moments<'_>, factor: f64, y: &[f32]) -> f64 {
+                    crate::moments::add(moments, factor, y)
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(moments, factor, y) }
+            }
+
+            #[inline]
             unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn inner(factor: f32, sums: &mut [f32], values: &[f32]) {

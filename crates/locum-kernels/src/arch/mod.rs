@@ -20,8 +20,8 @@ pub(crate) use simd::{Loads, Simd};
 
 use half::bf16;
 
-use crate::activation::Activation;
 use crate::operand::Element;
+use crate::{Activation, Moments};
 
 /// The functions of one instruction set.
 ///
@@ -43,6 +43,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn activate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
     unsafe fn peak(self, rounds: usize) -> f32;
     unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]);
+    unsafe fn add_moments(self, moments: Moments<'_>, factor: f64, y: &[f32]) -> f64;
     unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]);
     unsafe fn weigh(self, scores: &mut [f32], scale: f32, largest: &mut f32) -> f32;
     unsafe fn widen<T: Element>(self, from: &[T], to: &mut [f32]);
@@ -174,6 +175,17 @@ pub(crate) fn activate<M: Machine>(
 pub(crate) fn accumulate<M: Machine>(machine: M, weight: f32, values: &[f32], sums: &mut [f32]) {
     // SAFETY: the machine has its features.
     unsafe { machine.accumulate(weight, values, sums) }
+}
+
+/// [`moments::add`](crate::moments::add).
+pub(crate) fn add_moments<M: Machine>(
+    machine: M,
+    moments: Moments<'_>,
+    factor: f64,
+    y: &[f32],
+) -> f64 {
+    // SAFETY: the machine has its features.
+    unsafe { machine.add_moments(moments, factor, y) }
 }
 
 /// `sums ← factor · sums + values`.

@@ -68,7 +68,8 @@ pub(super) fn plain(
         plain_product(x, matrix(packed, row), dtype)
     };
     let mut sum = Tensor::zeros(x.dims(), (&device, DType::F32));
-    let mut of_routes = Vec::new();
+    let mut of_routes = outputs.map(OutputBuffer::take).unwrap_or_default();
+    of_routes.clear();
     for (row, tokens) in routes.iter().enumerate().filter(|(_, t)| !t.is_empty()) {
         let chosen = indices(tokens, &device);
         let gate_up_x = product(x.clone().select(0, chosen.clone()), gate_up, row);

@@ -169,7 +169,7 @@ impl RoutedExperts {
         &self,
         x: Tensor<2>,
         routes: &Routes,
-        observer: Option<&mut dyn ExpertObserver>,
+        mut observer: Option<&mut dyn ExpertObserver>,
     ) -> Tensor<2> {
         let [tokens, hidden] = x.dims();
         let dtype = x.dtype();
@@ -181,10 +181,10 @@ impl RoutedExperts {
             .table
             .dispatch(&routes.ids, &routes.weights, routes.top_k);
 
-        let outputs = observer
-            .as_ref()
-            .filter(|observer| observer.wants_outputs())
-            .map(|_| OutputBuffer::default());
+        let outputs = match &mut observer {
+            Some(observer) => OutputBuffer::of(&mut **observer),
+            None => None,
+        };
         let retained = compute::retained_experts(
             x,
             &dispatch.retained,
@@ -194,7 +194,10 @@ impl RoutedExperts {
             outputs.as_ref(),
         );
         if let Some(observer) = observer {
-            let values = outputs.map(|buffer| buffer.take());
+            let values = outputs.map(|buffer| match retained {
+                Some(_) => buffer.take(),
+                None => Vec::new(),
+            });
             observer.observe(&Observation {
                 layer: self.config.layer,
                 table: &self.table,
@@ -203,6 +206,9 @@ impl RoutedExperts {
                     RouteOutputs::new(&self.table, &dispatch.retained, hidden, values)
                 }),
             });
+            if let (Some(scratch), Some(values)) = (observer.scratch(), values) {
+                *scratch = values;
+            }
         }
         let sum = match &self.values {
             Some(values) => constants::add(retained, &dispatch.substituted, &values.val(), tokens),
