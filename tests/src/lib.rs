@@ -141,26 +141,3 @@ pub fn cached_logits(model: &Model, ids: &[Vec<i64>], prefix: usize) -> Vec<f32>
     }
     all
 }
-
-/// Perplexity per token over all non-overlapping windows of `length` predictions, without carried
-/// context: window `i` reads tokens `i·length ..` and predicts the `length` tokens after its first.
-#[must_use]
-pub fn perplexity(model: &Model, ids: &[i64], length: usize) -> f64 {
-    let windows: Vec<&[i64]> = ids.windows(length + 1).step_by(length).collect();
-    let vocabulary = model.limits().vocabulary;
-    let mut surprise = 0.0f64;
-    for batch in windows.chunks(4) {
-        let inputs: Vec<Vec<i64>> = batch.iter().map(|w| w[..length].to_vec()).collect();
-        let logits = full_logits(model, &inputs);
-        let targets = batch.iter().flat_map(|w| &w[1..]);
-        for (logits, &target) in logits.chunks(vocabulary).zip(targets) {
-            let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-            let sum: f64 = logits
-                .iter()
-                .map(|&logit| (f64::from(logit) - largest).exp())
-                .sum();
-            surprise += largest + sum.ln() - f64::from(logits[target as usize]);
-        }
-    }
-    (surprise / (windows.len() * length) as f64).exp()
-}

@@ -4,9 +4,8 @@ use std::ops::ControlFlow;
 
 use locum::models::{GenerateOptions, Generator, ModelFiles};
 use locum::nn::DType;
-use locum_tests::{
-    Reference, cached_logits, distance, fixture, full_logits, load, perplexity, tiny_olmoe,
-};
+use locum::prune::{Windows, evaluate};
+use locum_tests::{Reference, cached_logits, distance, fixture, full_logits, load, tiny_olmoe};
 
 /// Each model with its held-out perplexity as transformers computes it.
 const MODELS: [(&str, f64); 3] = [
@@ -74,8 +73,16 @@ fn held_out_perplexity_agrees() {
         let encoding = tokenizer.encode(text.as_str(), false);
         let encoding = encoding.unwrap_or_else(|error| panic!("{error}"));
         let ids: Vec<i64> = encoding.get_ids().iter().map(|&id| id.into()).collect();
-        assert_eq!((ids.len() - 1) / 256, 244, "{name}: number of windows");
-        let found = perplexity(&load(&tiny_olmoe(name), DType::F32), &ids, 256);
+        let windows = Windows::new(ids, 256).unwrap_or_else(|error| panic!("{error}"));
+        let model = load(&tiny_olmoe(name), DType::F32);
+        let evaluation = evaluate(&model, None, &windows, |_| {});
+        let evaluation = evaluation.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(
+            (evaluation.windows, evaluation.predictions),
+            (244, 62_464),
+            "{name}"
+        );
+        let found = evaluation.model.perplexity();
         let off = (found / expected - 1.0).abs();
         assert!(off <= 0.002, "{name}: {found:.3}, expected {expected}");
     }

@@ -1,15 +1,19 @@
 //! `locum`: generate from, inspect and compare mixture-of-experts checkpoints.
 
+mod axis;
 mod calibrate;
 mod eplb;
 mod error;
+mod eval;
 mod generate;
 mod inspect;
 mod logits;
 mod merge_stats;
 mod output;
 mod prune;
+mod report;
 mod source;
+mod table;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -51,6 +55,10 @@ enum Command {
     MergeStats(merge_stats::MergeStatsArguments),
     /// Replace the experts that a model needs least by constants
     Prune(prune::PruneArguments),
+    /// Measure how well a model predicts a text, and how far it is from another
+    Eval(eval::EvalArguments),
+    /// Draw a model's experts, or what calibration knows of them, as a page
+    Report(report::ReportArguments),
     /// Plan where expert replicas go
     #[command(subcommand)]
     Eplb(eplb::EplbCommand),
@@ -75,6 +83,8 @@ fn main() -> ExitCode {
         Command::Calibrate(arguments) => calibrate::run(&arguments),
         Command::MergeStats(arguments) => merge_stats::run(&arguments),
         Command::Prune(arguments) => prune::run(&arguments),
+        Command::Eval(arguments) => eval::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Eplb(command) => eplb::run(&command),
     };
     match result {

@@ -1,6 +1,6 @@
 //! Where a model comes from, and where it runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -51,23 +51,29 @@ enum Activations {
 
 impl ModelArgument {
     pub(crate) fn files(&self) -> Result<ModelFiles, CliError> {
-        // Read here, so that an empty variable is as good as none.
-        let from_environment = || {
-            std::env::var_os("LOCUM_MODEL")
-                .filter(|directory| !directory.is_empty())
-                .map(PathBuf::from)
-        };
-        Ok(match self.model.clone().or_else(from_environment) {
-            Some(directory) => ModelFiles::open(directory)?,
-            None => ModelFiles::embedded(
-                EMBEDDED,
-                include_str!("../assets/tiny-olmoe-mone25/config.json"),
-                include_str!("../assets/tiny-olmoe-mone25/generation_config.json"),
-                include_bytes!("../assets/tiny-olmoe-mone25/tokenizer.json"),
-                &WEIGHTS.0,
-            )?,
-        })
+        model_files(self.model.as_deref())
     }
+}
+
+/// The model in a directory, or else the one that the environment names, or else the embedded one.
+pub(crate) fn model_files(directory: Option<&Path>) -> Result<ModelFiles, CliError> {
+    // Read here, so that an empty variable is as good as none.
+    let from_environment = || {
+        std::env::var_os("LOCUM_MODEL")
+            .filter(|directory| !directory.is_empty())
+            .map(PathBuf::from)
+    };
+    let directory = directory.map(Path::to_path_buf);
+    Ok(match directory.or_else(from_environment) {
+        Some(directory) => ModelFiles::open(directory)?,
+        None => ModelFiles::embedded(
+            EMBEDDED,
+            include_str!("../assets/tiny-olmoe-mone25/config.json"),
+            include_str!("../assets/tiny-olmoe-mone25/generation_config.json"),
+            include_bytes!("../assets/tiny-olmoe-mone25/tokenizer.json"),
+            &WEIGHTS.0,
+        )?,
+    })
 }
 
 impl ComputeArguments {

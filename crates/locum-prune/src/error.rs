@@ -281,6 +281,48 @@ pub enum PruneError {
         /// Why.
         reason: String,
     },
+
+    /// Windows of nothing.
+    #[error("the window length is 0: give at least 1")]
+    NoWindowLength,
+
+    /// A text that does not fill one window of an evaluation.
+    #[error(
+        "the text has {tokens} tokens, fewer than the {} of one window: give a longer text or a \
+         shorter window", length + 1
+    )]
+    NoWindow {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Predictions per window.
+        length: usize,
+    },
+
+    /// Models that do not have the same tokens.
+    #[error(
+        "the models cannot be compared: {found} tokens in the vocabulary of the one, {expected} in \
+         that of the other"
+    )]
+    OtherVocabulary {
+        /// Those of the model.
+        found: usize,
+        /// Those of the one that it is compared with.
+        expected: usize,
+    },
+
+    /// Logits that are NaN or infinite.
+    #[error(
+        "{}: the logits of token {token} of window {window} are no distribution (NaN or infinite): \
+         the model's weights, or their dtype, are unusable", model.display()
+    )]
+    NoDistribution {
+        /// Whose.
+        model: PathBuf,
+        /// The window, from 0.
+        window: usize,
+        /// The token in it, from 0.
+        token: usize,
+    },
 }
 
 impl PruneError {

@@ -55,12 +55,15 @@
 mod calibration;
 mod choice;
 mod collect;
+mod constants;
 mod error;
+mod evaluate;
 mod export;
 mod file;
 mod fingerprint;
 mod fixed;
 mod metric;
+mod output_error;
 mod plan;
 mod replacement;
 mod save;
@@ -71,10 +74,16 @@ mod sums;
 
 pub use calibration::{Calibration, Progress, Run, Shard, merge};
 pub use choice::{Amount, RankedExpert, RankedLayer, Scope, Settings, rank};
+pub use constants::stored_constants;
 pub use error::PruneError;
+pub use evaluate::{
+    Comparison, Encounters, Evaluation, ModelEvaluation, Steps, Windows, check_vocabularies,
+    check_windows, evaluate,
+};
 pub use export::{Export, ExportOptions};
 pub use fingerprint::fingerprint;
 pub use metric::Metric;
+pub use output_error::OutputError;
 pub use plan::{LayerPlan, Plan, PlannedExpert};
 pub use replacement::{Constants, Replacement};
 pub use sequences::{Selection, Sequences};

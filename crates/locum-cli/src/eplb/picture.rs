@@ -2,6 +2,8 @@
 
 use eplb::Plan;
 
+use crate::axis::nice_step;
+
 /// What the plan is compared with.
 pub(crate) struct Before {
     pub(crate) name: &'static str,
@@ -239,16 +241,6 @@ fn balancedness(loads: &[Vec<f64>], means: &[f64]) -> f64 {
     }
 }
 
-/// A step of 1, 2 or 5 times a power of ten that gives about five grid lines.
-fn nice_step(range: f64) -> f64 {
-    let rough = range / 5.0;
-    let power = 10.0_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .find(|step| step * power >= rough);
-    step.unwrap_or(10.0) * power
-}
-
 fn text(x: f64, y: f64, anchor: &str, colour: &str, more: &str, content: &str) -> String {
     let content = content.replace('&', "&amp;").replace('<', "&lt;");
     format!(
@@ -261,20 +253,4 @@ fn capitalised(name: &str) -> String {
     characters.next().map_or_else(String::new, |first| {
         first.to_uppercase().chain(characters).collect()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::nice_step;
-
-    #[test]
-    fn grid_steps_are_round() {
-        for (range, step) in [(1.05, 0.5), (2.3, 0.5), (4.0, 1.0), (40.0, 10.0)] {
-            assert!(
-                (nice_step(range) - step).abs() < 1e-9,
-                "{range}: {}",
-                nice_step(range)
-            );
-        }
-    }
 }
