@@ -32,7 +32,9 @@ fn vector_distance(found: &[f64], expected: &[f64]) -> f64 {
 fn statistics_are_those_of_transformers_and_numpy() {
     let directory = fixture("tiny-olmoe");
     let model = load(&directory, DType::F32);
-    let calibration = of_text(&directory, &model, selection(256, None));
+    // One window at a time, as there: the last digits of a sum depend on how many rows are computed
+    // together, and with them the choice between two experts whose scores are all but equal.
+    let calibration = of_text(&directory, &model, selection(256, None)).with_batch(1);
     let statistics = calibration.collect(&model, |_| {}).unwrap();
     assert_eq!(statistics.origin.counted(), 604);
     assert!(statistics.origin.is_complete());
