@@ -11,8 +11,9 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Model(#[from] ModelError),
 
+    /// Boxed: it names much, and results carry it everywhere.
     #[error(transparent)]
-    Prune(#[from] PruneError),
+    Prune(Box<PruneError>),
 
     /// The reader of our output has gone.
     #[error("the output was closed")]
@@ -39,6 +40,12 @@ impl CliError {
             path: path.to_path_buf(),
             reason: reason.to_string(),
         }
+    }
+}
+
+impl From<PruneError> for CliError {
+    fn from(error: PruneError) -> Self {
+        Self::Prune(Box::new(error))
     }
 }
 

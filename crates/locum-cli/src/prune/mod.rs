@@ -83,7 +83,7 @@ fn worded(error: CliError) -> CliError {
     let CliError::Prune(error) = error else {
         return error;
     };
-    CliError::Usage(match error {
+    CliError::Usage(match *error {
         PruneError::Setting { setting, reason } => format!("--{setting} {reason}"),
         PruneError::NoStatistics { what } => {
             format!("{what} needs statistics: give --stats FILE, which `locum calibrate` makes")
@@ -92,7 +92,7 @@ fn worded(error: CliError) -> CliError {
             "{} exists already: give another --out, or --force to replace it",
             path.display()
         ),
-        other => return CliError::Prune(other),
+        other => return CliError::Prune(Box::new(other)),
     })
 }
 
