@@ -116,8 +116,11 @@ fn plain(effort: Effort, all: &SparseMoe) {
     println!(
         "| activations | tokens | time | plain | ratio | target | |\n|---|---|---|---|---|---|---|"
     );
-    for (tokens, target) in [(1, 15.0), (1024, 3.5)] {
-        let activations = usual(tokens);
+    for (activations, tokens, target) in [
+        (DType::F32, 1, 15.0),
+        (DType::BF16, 1, 15.0),
+        (DType::BF16, 1024, 3.5),
+    ] {
         let x = input(tokens, SIZES.hidden, activations);
         let [ours, theirs] = effort.rates([
             &mut calls(|| all.forward(x.clone())),

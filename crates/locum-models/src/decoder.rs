@@ -37,7 +37,7 @@ pub struct DecoderConfig {
 }
 
 /// A decoder layer of an architecture.
-pub trait DecoderLayer: Module + ModuleDisplay + MoeLayers {
+pub trait DecoderLayer: Module + ModuleDisplay + MoeLayers + Sync {
     /// Computes the tokens of a step, as the model's layer number `layer`.
     ///
     /// # Shapes

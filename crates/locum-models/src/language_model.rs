@@ -30,7 +30,7 @@ pub enum Logits {
 }
 
 /// A causal language model.
-pub trait CausalLm {
+pub trait CausalLm: Send + Sync {
     /// What can be asked of it.
     fn limits(&self) -> Limits;
 

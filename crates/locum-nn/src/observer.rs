@@ -7,8 +7,8 @@ use locum_substitution::{RouteTable, TokenWeight};
 
 use crate::Routes;
 
-/// Somebody who looks on while a model computes.
-pub trait ExpertObserver {
+/// Somebody who looks on while a model computes, maybe on another thread.
+pub trait ExpertObserver: Send {
     /// Whether it wants the experts' outputs too, which take `[routes, hidden]` in memory.
     fn wants_outputs(&self) -> bool {
         false

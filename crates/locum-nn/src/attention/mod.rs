@@ -22,7 +22,7 @@ pub use indexer::{IndexOptions, Indexer};
 pub use latent::{LatentAttention, LatentOptions, LatentShape};
 
 /// The self-attention of a decoder layer.
-pub trait SelfAttention: Module + ModuleDisplay {
+pub trait SelfAttention: Module + ModuleDisplay + Sync {
     /// Attends, as the model's layer number `layer`, to the step's tokens and those in the caches.
     ///
     /// # Shapes
