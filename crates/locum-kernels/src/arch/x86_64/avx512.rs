@@ -154,7 +154,7 @@ unsafe fn turns(first: __m512, second: __m512, part: usize) -> __m512 {
 
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
-    simd!(1, 2, 129, [6, 6, 6, 4, 4, 4]);
+    simd!(1, 2, 129, [8, 8, 6, 4, 4, 4]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
