@@ -192,8 +192,9 @@ fn child(what: &str, directory: &Path) {
                     }
                 }
             });
+            let mut model = plan(directory, DType::F32);
             let start = Instant::now();
-            let model = load(directory, DType::F32);
+            model.load(|_| {}).unwrap();
             let time = start.elapsed().as_secs_f64();
             let resident = status("VmRSS:");
             done.store(true, Ordering::Relaxed);
@@ -277,13 +278,17 @@ fn status(field: &str) -> u64 {
         .unwrap()
 }
 
-fn load(directory: &Path, activations: DType) -> Model {
+fn plan(directory: &Path, activations: DType) -> Model {
     let options = LoadOptions {
         activations,
         ..LoadOptions::default()
     };
     let files = ModelFiles::open(directory).unwrap();
-    let mut model = Model::plan(&files, &options).unwrap();
+    Model::plan(&files, &options).unwrap()
+}
+
+fn load(directory: &Path, activations: DType) -> Model {
+    let mut model = plan(directory, activations);
     model.load(|_| {}).unwrap();
     model
 }

@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn output_without_its_heading_is_refused() {
-        let error = section("block", "2026-01-02", "bench x", "no table", "").unwrap_err();
+        let error =
+            section("block", "2026-01-02", "bench x", "no table", "").expect_err("no heading");
         assert!(
             error.contains("suite block did not print its heading"),
             "{error}"

@@ -159,6 +159,9 @@ struct Block<'a> {
     rows: usize,
     /// Queries of a panel, all but the last one.
     panel: usize,
+    /// So few queries over keys that follow each other that packing the keys would not pay: a token
+    /// that is generated.
+    direct: bool,
 }
 
 impl<'a> Block<'a> {
@@ -173,6 +176,7 @@ impl<'a> Block<'a> {
             first,
             rows,
             panel: M::MANY,
+            direct: rows <= M::FEW && of.keys.token_stride == of.head,
         }
     }
 
@@ -225,7 +229,10 @@ impl<'a> Block<'a> {
         };
         scratch.running.resize(self.rows, before);
 
-        for (panel, rows) in self.panels().enumerate() {
+        if self.direct {
+            self.pack_few(machine, &mut scratch.queries);
+        }
+        for (panel, rows) in self.panels().enumerate().filter(|_| !self.direct) {
             let stride = rows.len();
             let places = rows.map(|row| (self.head(row), self.token(row)));
             let packed = &mut scratch.queries[panel * panel_units..][..panel_units];
@@ -234,7 +241,11 @@ impl<'a> Block<'a> {
         let last = self.sees(self.rows - 1);
         for start in (0..last).step_by(KEYS) {
             let count = KEYS.min(last - start);
-            self.scores(machine, scratch, start, count);
+            if self.direct {
+                self.direct_scores(machine, scratch, start, count);
+            } else {
+                self.scores(machine, scratch, start, count);
+            }
             self.weigh(machine, scratch, start, count);
             self.add_values(machine, scratch, start, count);
         }
@@ -247,6 +258,54 @@ impl<'a> Block<'a> {
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum / total;
             }
+        }
+    }
+
+    /// Packs all queries for [`arch::few`].
+    fn pack_few<M>(&self, machine: M, panel: &mut Vec<u32>)
+    where
+        M: Machine + Loads<f32> + Loads<bf16>,
+    {
+        let of = self.of;
+        resize(panel, arch::panel_units::<M>(self.rows, of.head, M::PARTS));
+        let starts = (0..self.rows).map(|row| {
+            self.head(row) * of.queries.head_stride + self.token(row) * of.queries.token_stride
+        });
+        match of.queries.values {
+            Activations::F32(values) => {
+                let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
+                arch::pack_few(machine, &rows, M::PARTS, panel);
+            }
+            Activations::Bf16(values) => {
+                let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
+                arch::pack_few(machine, &rows, M::PARTS, panel);
+            }
+        }
+    }
+
+    /// Products of few queries with some keys, straight from where they are.
+    fn direct_scores<M>(&self, machine: M, scratch: &mut Scratch, start: usize, count: usize)
+    where
+        M: Machine + Loads<f32> + Loads<bf16>,
+    {
+        let of = self.of;
+        let first = self.kv_head * of.keys.head_stride + start * of.head;
+        let last = first + count * of.head;
+        resize(&mut scratch.left, self.rows * count);
+        let out = &mut scratch.left[..self.rows * count];
+        let queries = &scratch.queries[..];
+        match of.keys.values {
+            Activations::F32(keys) => {
+                let (keys, after) = (&keys[first..last], &keys[last..]);
+                arch::few(machine, queries, self.rows, keys, of.head, after, out);
+            }
+            Activations::Bf16(keys) => {
+                let (keys, after) = (&keys[first..last], &keys[last..]);
+                arch::few(machine, queries, self.rows, keys, of.head, after, out);
+            }
+        }
+        for (row, scores) in out.chunks_exact(count).enumerate() {
+            scratch.scores[row * KEYS..][..count].copy_from_slice(scores);
         }
     }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use locum::models::{LayerMemory, Model};
-use locum::prune::{PruneError, stored_constants};
+use locum::prune::stored_constants;
 
 use super::figures::{Experts, Figures, LayerFigures};
 use super::heat_map::{Cell, HeatMap, Row};
 use super::statistics::{Constants, norm, norms};
+use crate::error::CliError;
 use crate::output::bytes;
 
 /// The substituted experts of a model.
@@ -25,7 +26,7 @@ pub(super) fn saved(model: &Model) -> Vec<u64> {
 }
 
 /// The constants of a model, by layer.
-pub(super) fn constants(model: &Model) -> Result<Constants, PruneError> {
+pub(super) fn constants(model: &Model) -> Result<Constants, CliError> {
     let mut constants = Constants::new();
     for (of, values) in stored_constants(model)? {
         let values = values.into_iter().map(f64::from).collect();
@@ -37,7 +38,7 @@ pub(super) fn constants(model: &Model) -> Result<Constants, PruneError> {
     Ok(constants)
 }
 
-pub(super) fn figures(model: &Model, name: &str) -> Result<Figures, PruneError> {
+pub(super) fn figures(model: &Model, name: &str) -> Result<Figures, CliError> {
     let memory = model.memory();
     let constants = constants(model)?;
     let none = BTreeMap::new();
