@@ -132,7 +132,24 @@ pub(crate) fn io_error(
 /// Writes a new file; messages call it `shown`.
 pub(crate) fn write(path: &Path, shown: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
     let mut file = File::create_new(path).map_err(io_error("create", shown))?;
-    file.write_all(contents).map_err(io_error("write", shown))
+    file.write_all(contents).map_err(io_error("write", shown))?;
+    drop(file);
+    check_length(path, shown, contents.len() as u64)
+}
+
+/// Checks that a file which was written and closed is as long as what was written to it: some file
+/// systems find only then that there is no room, and closing tells nobody. Messages call it `shown`.
+///
+/// # Errors
+///
+/// Another length, or a file that is not there.
+pub fn check_length(path: &Path, shown: &Path, expected: u64) -> Result<(), CheckpointError> {
+    let found = fs::metadata(path).map_err(io_error("write", shown))?.len();
+    if found == expected {
+        return Ok(());
+    }
+    let reason = format!("{found} of its {expected} bytes are there; is the disk full?");
+    Err(io_error("write", shown)(io::Error::other(reason)))
 }
 
 /// Waits until a directory's entries are on the disk, where the system has a way to ask for it: some
@@ -157,4 +174,23 @@ pub(crate) fn sync_files(directory: &Path) -> io::Result<()> {
     }
     sync_directory(directory);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_lost_its_end_is_refused() -> io::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("file");
+        fs::write(&path, "12345")?;
+        assert!(check_length(&path, Path::new("out/file"), 5).is_ok());
+        let found = check_length(&path, Path::new("out/file"), 7).map_err(|e| e.to_string());
+        let expected = "cannot write `out/file`: 5 of its 7 bytes are there; is the disk full?";
+        assert_eq!(found, Err(expected.into()));
+        fs::remove_file(&path)?;
+        assert!(check_length(&path, Path::new("out/file"), 0).is_err());
+        Ok(())
+    }
 }

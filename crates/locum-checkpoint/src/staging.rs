@@ -15,8 +15,11 @@ const PARTIAL: &str = ".locum-partial-";
 /// Where the directory that is replaced waits, where it cannot change places with the new one.
 const REPLACED: &str = ".locum-replaced-";
 
-/// What a directory must hold to be replaced: only those of models are.
+/// What a directory must hold to be replaced: only those of models are. Much else has a `config.json`,
+/// so it must name an architecture, and there must be weights.
 const CONFIG: &str = "config.json";
+const ARCHITECTURE: [&str; 2] = ["model_type", "architectures"];
+const WEIGHTS: &str = "safetensors";
 
 /// A new directory under a temporary name beside the place where it belongs.
 ///
@@ -38,7 +41,8 @@ impl StagedDirectory {
     /// # Errors
     ///
     /// A name that is taken, unless `replace` says that the directory there may be replaced, which
-    /// only one that is empty or holds a `config.json` is; a place that cannot be written to.
+    /// only one that is empty or a model's is: its `config.json` has `model_type` or `architectures`,
+    /// and there is a `.safetensors` file; a place that cannot be written to.
     pub fn create(target: impl AsRef<Path>, replace: bool) -> Result<Self, CheckpointError> {
         let given = target.as_ref();
         let target = resolve(given)?;
@@ -82,17 +86,23 @@ impl StagedDirectory {
 
     /// Gives the directory its name, in one step; what it replaces is removed after that.
     ///
-    /// Whenever the process ends, the name leads to all of a directory or to none. Where something is
-    /// replaced, that holds for a power failure as well: the new files are on the disk before the old
-    /// ones go. Where nothing is lost but what can be made again, it is not waited for the disk, which
-    /// may take longer than the writing.
+    /// Whenever the process ends, the name leads to all of a directory or to none; but where something
+    /// is replaced and the file system cannot let two directories change places, to none between two
+    /// renames, while the old one waits beside it under a hidden name.
+    ///
+    /// Where something is replaced, that holds for a power failure as well: the new files are on the
+    /// disk before the old ones go. Where nothing is lost but what can be made again, it is not waited
+    /// for the disk, which takes longer than the writing: a power failure within the next minute or so
+    /// may leave files under the name that are short or empty. Make the directory again then.
     ///
     /// # Errors
     ///
-    /// A name that was taken meanwhile, or a file system that refuses.
+    /// A name that was taken meanwhile, by what is not to be replaced; a file system that refuses.
     pub fn publish(self) -> Result<(), CheckpointError> {
         let failed = |error| files::io_error("create", &self.target)(error);
         if self.replace && self.target.exists() {
+            // It may be another one than at the beginning.
+            replaceable(&self.target, &self.target)?;
             // The old one goes when the new one is on the disk.
             files::sync_files(self.path()).map_err(failed)?;
             if !exchanged(self.path(), &self.target).map_err(failed)? {
@@ -166,11 +176,31 @@ fn replaceable(target: &Path, given: &Path) -> Result<(), CheckpointError> {
     if !target.is_dir() {
         return refused("it is not a directory");
     }
-    let mut entries = fs::read_dir(target).map_err(files::io_error("list", given))?;
-    if entries.next().is_some() && !target.join(CONFIG).exists() {
+    let mut empty = true;
+    let mut weights = false;
+    for entry in fs::read_dir(target).map_err(files::io_error("list", given))? {
+        let entry = entry.map_err(files::io_error("list", given))?;
+        empty = false;
+        weights |= Path::new(&entry.file_name()).extension() == Some(OsStr::new(WEIGHTS));
+    }
+    if empty {
+        return Ok(());
+    }
+    let config = target.join(CONFIG);
+    if !config.exists() {
         return refused(
             "it holds files but no `config.json`, so it is no model; remove it yourself",
         );
+    }
+    let config = files::read_json(config).ok();
+    if !config.is_some_and(|config| ARCHITECTURE.iter().any(|key| config.get(key).is_some())) {
+        return refused(
+            "its `config.json` has neither `model_type` nor `architectures`, so it is no model; \
+             remove it yourself",
+        );
+    }
+    if !weights {
+        return refused("it holds no `.safetensors` file, so it is no model; remove it yourself");
     }
     Ok(())
 }
@@ -196,12 +226,30 @@ fn begin(parent: &Path, prefix: &OsStr) -> io::Result<(TempDir, Option<File>)> {
     loop {
         let directory = builder.tempdir_in(parent)?;
         match lock(directory.path()) {
-            // Another process took it for a leftover, between its making and its locking.
+            // Another process took it for a leftover between its making and its locking: it holds the
+            // lock, or has removed the directory before it was opened, or after.
             Some(Err(TryLockError::WouldBlock)) => {}
+            Some(Err(TryLockError::Error(error))) if error.kind() == io::ErrorKind::NotFound => {}
+            Some(Ok(file)) if !leads_to(directory.path(), &file) => {}
             Some(Ok(file)) => return Ok((directory, Some(file))),
             Some(Err(TryLockError::Error(_))) | None => return Ok((directory, None)),
         }
     }
+}
+
+/// Whether a path still leads to the directory that was opened.
+#[cfg(unix)]
+fn leads_to(path: &Path, opened: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (fs::symlink_metadata(path), opened.metadata()) {
+        (Ok(there), Ok(opened)) => (there.dev(), there.ino()) == (opened.dev(), opened.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn leads_to(path: &Path, _: &File) -> bool {
+    path.exists()
 }
 
 /// Locks a directory; `None` where the system cannot.
@@ -259,10 +307,14 @@ fn plain(error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
+    const OLD: &str = r#"{"model_type": "old"}"#;
+
     fn staged(parent: &Path) -> Result<StagedDirectory, CheckpointError> {
         let out = parent.join("out");
         fs::create_dir(&out).map_err(files::io_error("create", &out))?;
-        fs::write(out.join("config.json"), "old").map_err(files::io_error("write", &out))?;
+        for (name, content) in [("config.json", OLD), ("model.safetensors", "")] {
+            fs::write(out.join(name), content).map_err(files::io_error("write", &out))?;
+        }
         let staged = StagedDirectory::create(&out, true)?;
         fs::write(staged.path().join("config.json"), "new")
             .map_err(files::io_error("write", &out))?;
@@ -295,7 +347,7 @@ mod tests {
         fs::remove_dir_all(staged.path())?;
         assert!(staged.replace_in_two_steps().is_err());
         let out = parent.path().join("out");
-        assert_eq!(fs::read_to_string(out.join("config.json"))?, "old");
+        assert_eq!(fs::read_to_string(out.join("config.json"))?, OLD);
         assert_eq!(names(parent.path())?, ["out"]);
         Ok(())
     }

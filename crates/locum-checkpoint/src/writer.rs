@@ -237,7 +237,9 @@ impl NewFile {
         if let Some(run) = pending {
             run.append_to(&mut output, shown, source, progress)?;
         }
-        Ok(())
+        drop(output);
+        let tensors: u64 = self.tensors.iter().map(NewTensor::len).sum();
+        files::check_length(&path, shown, self.header.len() as u64 + tensors)
     }
 }
 

@@ -15,10 +15,11 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A model's directory with one file beside its configuration.
+/// A model's directory with one file beside its configuration and weights.
 fn model(directory: &Path, content: &str) -> PathBuf {
     fs::create_dir(directory).unwrap();
-    fs::write(directory.join("config.json"), "{}").unwrap();
+    fs::write(directory.join("config.json"), r#"{"model_type": "olmoe"}"#).unwrap();
+    fs::write(directory.join("model.safetensors"), "").unwrap();
     fs::write(directory.join("content"), content).unwrap();
     directory.to_path_buf()
 }
@@ -81,6 +82,16 @@ fn what_is_no_model_is_not_replaced() {
     fs::create_dir(&out).unwrap();
     fs::write(out.join("thesis.tex"), "").unwrap();
     assert!(refused(&out, true).contains("no `config.json`"));
+    // Of a program, and of a model without weights: neither is what would be made again.
+    let config = out.join("config.json");
+    for content in [r#"{"theme": "dark"}"#, "[1]", "no JSON"] {
+        fs::write(&config, content).unwrap();
+        assert!(refused(&out, true).contains("neither `model_type` nor `architectures`"));
+    }
+    fs::write(&config, r#"{"architectures": ["OlmoeForCausalLM"]}"#).unwrap();
+    assert!(refused(&out, true).contains("no `.safetensors` file"));
+    assert_eq!(names(&out), ["config.json", "thesis.tex"]);
+    fs::remove_file(config).unwrap();
     let file = parent.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(refused(&file, true).contains("not a directory"));
@@ -104,6 +115,38 @@ fn name_that_is_taken_meanwhile_is_not_overwritten() {
         "somebody else's"
     );
     assert_eq!(names(parent.path()), ["out"]);
+}
+
+#[test]
+fn what_came_meanwhile_is_replaced_only_where_it_is_a_model() {
+    let parent = tempfile::tempdir().unwrap();
+    let out = model(&parent.path().join("out"), "old");
+    let staged = StagedDirectory::create(&out, true).unwrap();
+    fs::remove_dir_all(&out).unwrap();
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("thesis.tex"), "").unwrap();
+    let error = staged.publish().unwrap_err().to_string();
+    assert!(error.contains("no `config.json`"), "{error}");
+    assert_eq!(names(&out), ["thesis.tex"]);
+    assert_eq!(names(parent.path()), ["out"]);
+}
+
+/// Each takes what it finds unlocked for a leftover, and none may lose what it has begun.
+#[test]
+fn directories_begun_at_once_do_not_remove_each_other() {
+    let parent = tempfile::tempdir().unwrap();
+    let out = parent.path().join("out");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let staged = StagedDirectory::create(&out, false).unwrap();
+                    fs::write(staged.path().join("content"), "new").unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(names(parent.path()), Vec::<String>::new());
 }
 
 #[test]
