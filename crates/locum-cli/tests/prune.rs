@@ -322,9 +322,65 @@ fn existing_directory_is_replaced_where_that_is_said() {
     assert_eq!(here.names(), ["out"]);
 }
 
+/// The ids that the reference drew, from its file.
+#[test]
+fn given_experts_are_the_ones_that_go() {
+    let here = Workplace::new();
+    let reference = read(&fixture("mone/mone_stats.json"));
+    for (name, count) in [("25_random_seed0", 4), ("50_random_seed0", 8)] {
+        let ids = &reference["pruned"][name];
+        assert_eq!(ids["3"].as_array().unwrap().len(), count);
+        std::fs::write(here.path(name), ids.to_string()).unwrap();
+        here.locum(&format!(
+            "prune {{tiny-olmoe}} --experts {{{name}}} --replace zero --out {{out-{name}}} \
+             --plan-out {{plan-{name}}}"
+        ));
+        let plan = read(&here.path(&format!("plan-{name}")));
+        assert_eq!(plan["settings"], Value::Null);
+        let layers = plan["layers"].as_array().unwrap().iter();
+        let planned: serde_json::Map<String, Value> = layers
+            .map(|layer| {
+                assert_eq!(layer["num_logical_experts"], 16);
+                let experts = layer["substituted"].as_array().unwrap().iter();
+                let experts = experts.map(|planned| planned["expert"].clone());
+                (layer["layer"].to_string(), experts.collect())
+            })
+            .collect();
+        assert_eq!(Value::Object(planned), *ids);
+        let config = read(&here.path(&format!("out-{name}")).join("config.json"));
+        assert_eq!(config["approximate_experts"], *ids);
+    }
+}
+
+/// Names of files are bytes, and JSON has text.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_text_are_shown() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let here = Workplace::new();
+    let model = here.directory.path().join(OsStr::from_bytes(b"m\xff"));
+    let out = here.directory.path().join(OsStr::from_bytes(b"out\xff"));
+    std::fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(MODEL).join(name), model.join(name)).unwrap();
+    }
+    std::fs::write(model.join(OsStr::from_bytes(b"w\xff.bin")), "").unwrap();
+    let mut command = common::locum(&["prune", "--metric", "weights", "--replace", "zero"]);
+    command.args(["--keep", "8", "--json", "--out"]);
+    let output = command.arg(&out).arg(&model).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ends = |field: &str, end: &str| report[field].as_str().unwrap().ends_with(end);
+    assert!(ends("model", "/m\u{fffd}") && ends("out", "/out\u{fffd}"));
+    assert_eq!(report["left_out"], json!(["w\u{fffd}.bin"]));
+    assert!(out.join("model.safetensors").is_file());
+}
+
 /// Files in directories, hidden ones, weights in other forms.
 #[test]
-fn other_files_are_copied_but_for_weights_and_hidden_ones() {
+fn other_files_are_copied_but_for_weights_hidden_ones_and_links() {
     let here = Workplace::new();
     let model = here.path("model");
     std::fs::create_dir_all(model.join("code/deep")).unwrap();
@@ -350,15 +406,34 @@ fn other_files_are_copied_but_for_weights_and_hidden_ones() {
     {
         // As the Hugging Face cache has its files.
         std::fs::write(here.path("blob"), "vocabulary").unwrap();
-        std::os::unix::fs::symlink("../blob", model.join("vocab.txt")).unwrap();
+        for (to, name) in [
+            ("../blob", "vocab.txt"),
+            ("code", "link"),
+            ("nothing", "merges.txt"),
+        ] {
+            std::os::unix::fs::symlink(to, model.join(name)).unwrap();
+        }
     }
-    let report = here.json("prune {model} --metric weights --replace zero --keep 8 --out {out}");
-    let left_out = [
+    let line = "prune {model} --metric weights --replace zero --keep 8 --out {out}";
+    let said = here.locum(&format!("{line} --dry-run"));
+    let report = here.json(line);
+    let mut left_out = vec![
+        ".git",
+        ".gitattributes",
         "code/pytorch_model.bin",
         "model-Q4.GGUF",
         "model.safetensors.index.json",
         "pytorch_model.bin.index.json",
     ];
+    let first = "not copied: .git (hidden), .gitattributes (hidden), code/pytorch_model.bin (weights of \
+                 the unpruned model), ";
+    assert!(said.contains(first), "{said}");
+    if cfg!(unix) {
+        left_out.extend(["link", "merges.txt"]);
+        left_out.sort_unstable();
+        let links = "link (a link to a directory), merges.txt (a link to nothing), ";
+        assert!(said.contains(links), "{said}");
+    }
     assert_eq!(report["left_out"], json!(left_out));
     let mut expected = vec![
         "LICENSE",

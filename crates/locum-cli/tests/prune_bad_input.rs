@@ -136,6 +136,15 @@ fn ratio_that_cannot_be() {
 }
 
 #[test]
+fn seed_of_what_is_not_left_to_chance() {
+    let here = Workplace::new();
+    here.refuses(
+        &format!("prune {{tiny-olmoe}} {FREE} --keep 8 --seed 3 --out out"),
+        &["--seed 3 is for --metric random alone"],
+    );
+}
+
+#[test]
 fn keep_that_cannot_be() {
     let here = Workplace::new();
     for (keep, part) in [
@@ -368,6 +377,11 @@ fn output_that_is_there_or_cannot_be() {
         &line("thesis --force"),
         &["`thesis` is not replaced", "no `config.json`"],
     );
+    here.write("thesis/config.json", &json!({ "theme": "dark" }));
+    here.refuses(
+        &line("thesis --force"),
+        &["`thesis` is not replaced", "neither `model_type` nor"],
+    );
     std::fs::write(here.path("file"), "").unwrap();
     here.refuses(&line("file"), &["file exists already"]);
     here.refuses(
@@ -388,8 +402,16 @@ fn files_that_would_be_lost() {
     );
     here.refuses(
         &format!("prune {{olmoe/base}} {FREE} --keep 6 --force --out old --plan-out old/plan"),
-        &["old/plan is in it"],
+        &["cannot write old/plan: it is in old, which --out makes"],
     );
+    for plan in ["out", "out/plan", "./out/."] {
+        here.refuses(
+            &format!("prune {{olmoe/base}} {FREE} --keep 6 --out out --plan-out {plan}"),
+            &[&format!(
+                "cannot write {plan}: it is in out, which --out makes"
+            )],
+        );
+    }
     here.refuses(
         &format!("prune old {FREE} --keep 6 --out out --plan-out old/config.json"),
         &["cannot write old/config.json: it is one of the files that are read"],
@@ -399,6 +421,26 @@ fn files_that_would_be_lost() {
         "prune {olmoe/base} --replace zero --experts ids --plan-out ids --out out",
         &["cannot write ids: it is one of the files that are read"],
     );
+}
+
+/// The statistics are not there; that is not said, for they are not looked for yet.
+#[test]
+fn places_are_tried_before_anything_is_read() {
+    let here = Workplace::new();
+    here.copy("olmoe/base", "model");
+    here.copy("olmoe/base", "there");
+    let line = |rest: &str| format!("prune model --stats none --ratio 0.25 {rest}");
+    here.refuses(&line("--out there"), &["there exists already"]);
+    here.refuses(&line("--out model/out"), &["inside the model's directory"]);
+    here.refuses(&line("--out no/out"), &["cannot create `no/out`"]);
+    here.refuses(
+        &line("--out out --plan-out no/plan"),
+        &["cannot write no/plan"],
+    );
+    here.refuses(&line("--out out --plan-out out"), &["which --out makes"]);
+    #[cfg(target_os = "linux")]
+    here.refuses(&line("--out /proc/out"), &["cannot create `/proc/out`"]);
+    here.refuses(&line("--out out"), &["none", "not found"]);
 }
 
 /// A place that takes no directory, whoever asks.

@@ -80,7 +80,7 @@ pub use evaluate::{
     Comparison, Encounters, Evaluation, ModelEvaluation, Steps, Windows, check_vocabularies,
     check_windows, evaluate,
 };
-pub use export::{Export, ExportOptions};
+pub use export::{Export, ExportDirectory, ExportOptions, LeftOut};
 pub use fingerprint::fingerprint;
 pub use metric::Metric;
 pub use output_error::OutputError;

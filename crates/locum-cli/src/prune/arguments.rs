@@ -58,9 +58,9 @@ pub(crate) struct PruneArguments {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "given")]
     min_per_layer: u32,
 
-    /// Seed of `--metric random`
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "given")]
-    seed: u64,
+    /// Seed of `--metric random` [default: 0]
+    #[arg(long, value_name = "N", conflicts_with = "given")]
+    seed: Option<u64>,
 
     /// What stands in for an expert
     #[arg(long, value_enum, default_value_t = ReplacementName::Mean)]
@@ -151,6 +151,11 @@ impl PruneArguments {
             })?),
             (None, None) => return Ok(None),
         };
+        if let (Some(seed), false) = (self.seed, matches!(self.metric, MetricName::Random)) {
+            return Err(CliError::Usage(format!(
+                "--seed {seed} is for --metric random alone: give that, or no seed"
+            )));
+        }
         Ok(Some(Settings {
             amount,
             metric: match self.metric {
@@ -168,7 +173,7 @@ impl PruneArguments {
                 ScopeName::Model => Scope::Model,
             },
             min_per_layer: self.min_per_layer,
-            seed: self.seed,
+            seed: self.seed.unwrap_or(0),
         }))
     }
 

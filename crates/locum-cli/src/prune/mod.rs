@@ -4,16 +4,16 @@ mod arguments;
 mod report;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use locum::checkpoint::CheckpointError;
-use locum::prune::{Export, ExportOptions, Plan, PruneError, Statistics, Subject};
+use locum::prune::{Export, ExportDirectory, ExportOptions, Plan, PruneError, Statistics, Subject};
 
 pub(crate) use arguments::PruneArguments;
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note};
+use crate::output::{OutputFile, note, place};
 use report::Report;
 
 pub(crate) fn run(arguments: &PruneArguments) -> Result<(), CliError> {
@@ -21,11 +21,18 @@ pub(crate) fn run(arguments: &PruneArguments) -> Result<(), CliError> {
 }
 
 fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
-    // What arguments alone tell comes first, and nothing is written before all has been checked.
+    // What arguments alone tell comes first, then both places, and only then what takes long: statistics
+    // and weights are read.
     let settings = arguments.settings()?;
     let max_shard_bytes = arguments.max_shard_bytes()?;
     arguments.spare_inputs()?;
     let subject = Subject::open(&arguments.model)?;
+    let out = arguments.out.as_deref().filter(|_| !arguments.dry_run);
+    let directory = out
+        .map(|out| ExportDirectory::create(&subject, out, arguments.force))
+        .transpose()?;
+    let plan_out = arguments.plan_out.as_deref().map(OutputFile::create);
+    let plan_out = plan_out.transpose()?;
     let statistics = arguments.statistics(&subject)?;
     let plan = match (settings, &arguments.plan, &arguments.experts) {
         (Some(settings), _, _) => settings.plan(&subject, statistics.as_ref())?,
@@ -41,10 +48,8 @@ fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
         max_shard_bytes,
     };
     let export = Export::new(&subject, &plan, &constants, &options)?;
-    let plan_out = arguments.plan_out.as_deref().map(OutputFile::create);
-    let plan_out = plan_out.transpose()?;
-    if let Some(out) = arguments.out.as_deref().filter(|_| !arguments.dry_run) {
-        write(&export, out, arguments.force)?;
+    if let Some(directory) = directory {
+        write(&export, directory)?;
     }
     if let Some(plan_out) = plan_out {
         plan_out.write(plan.to_json().as_bytes())?;
@@ -54,7 +59,7 @@ fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
         plan: &plan,
         constants: &constants,
         export: &export,
-        out: arguments.out.as_deref().filter(|_| !arguments.dry_run),
+        out,
     };
     let text = if arguments.json {
         format!("{:#}\n", report.json())
@@ -68,12 +73,12 @@ fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
 }
 
 /// Writes the model, with a bar that vanishes where nobody would see it.
-fn write(export: &Export<'_>, out: &Path, force: bool) -> Result<(), CliError> {
+fn write(export: &Export<'_>, directory: ExportDirectory) -> Result<(), CliError> {
     let bar = ProgressBar::new(export.bytes_after()).with_style(
         ProgressStyle::with_template("writing {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let result = export.write(out, force, &mut |bytes| bar.inc(bytes));
+    let result = export.fill(directory, &mut |bytes| bar.inc(bytes));
     bar.finish_and_clear();
     result.map_err(CliError::from)
 }
@@ -138,16 +143,27 @@ impl PruneArguments {
         if self.dry_run {
             return Ok(());
         }
-        let Some(out) = self.out.as_ref().and_then(real) else {
+        let Some(given) = &self.out else {
             return Ok(());
         };
-        for file in inputs.into_iter().chain([&self.plan_out]).flatten() {
-            // A file that is yet to be written is where its directory is.
-            let place = real(file).or_else(|| real(&file.parent()?.to_path_buf()));
-            if place.is_some_and(|place| place.starts_with(&out)) {
+        let out = place(given);
+        if let Some(plan_out) = &self.plan_out
+            && place(plan_out).starts_with(&out)
+        {
+            return Err(CliError::file(
+                "write",
+                plan_out,
+                format!(
+                    "it is in {}, which --out makes: give a place beside it",
+                    given.display()
+                ),
+            ));
+        }
+        for file in inputs.into_iter().flatten() {
+            if place(file).starts_with(&out) {
                 return Err(CliError::file(
                     "replace",
-                    &out,
+                    given,
                     format!("{} is in it: move that elsewhere", file.display()),
                 ));
             }

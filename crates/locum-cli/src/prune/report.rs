@@ -31,9 +31,12 @@ impl Report<'_> {
                 "substituted": planned.ids().collect::<Vec<_>>(),
             })
         });
+        // As they are shown: JSON has no other strings than Unicode, and file systems have.
+        let shown = |path: &Path| path.display().to_string();
+        let left_out = self.export.left_out().iter();
         json!({
-            "model": self.subject.directory(),
-            "out": self.out,
+            "model": shown(self.subject.directory()),
+            "out": self.out.map(shown),
             "bytes_before": self.export.bytes_before(),
             "bytes_after": self.export.bytes_after(),
             "files": self.export.checkpoint().shards(),
@@ -41,7 +44,7 @@ impl Report<'_> {
             "never_routed": never_routed
                 .map(|key| json!({ "layer": key.layer, "expert": key.expert }))
                 .collect::<Vec<_>>(),
-            "left_out": self.export.left_out(),
+            "left_out": left_out.map(|left| shown(&left.path)).collect::<Vec<_>>(),
         })
     }
 
@@ -98,8 +101,9 @@ impl Report<'_> {
         ));
         let left = self.export.left_out().iter();
         text.push_str(&list(
-            "not copied, being weights of the unpruned model",
-            left.map(|file| file.display().to_string()).collect(),
+            "not copied",
+            left.map(|left| format!("{} ({})", left.path.display(), left.reason))
+                .collect(),
         ));
         text.push_str(&match self.out {
             Some(out) => format!("written to {}\n", out.display()),

@@ -18,7 +18,7 @@ use locum::models::{LoadOptions, Model, ModelFiles};
 use locum::prune::{Metric, Plan, Replacement, Statistics};
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note};
+use crate::output::{OutputFile, note, place};
 use figures::{Experts, Figures};
 use heat_map::HeatMap;
 use statistics::{Constants, Score, Substituted};
@@ -148,7 +148,7 @@ fn statistics_figures(arguments: &ReportArguments) -> Result<Figures, CliError> 
         constants,
         name: substituted,
     };
-    let mut figures = statistics::figures(&statistics, &score, &substituted, title, facts);
+    let mut figures = statistics::figures(&statistics, &score, &substituted, title, facts)?;
     for (layer, saved) in figures.layers.iter_mut().zip(saved) {
         layer.saved = Some(saved);
     }
@@ -192,9 +192,9 @@ fn write(arguments: &ReportArguments, figures: &Figures) -> Result<(), CliError>
 fn spare_inputs(arguments: &ReportArguments, read: &[&Path]) -> Result<(), CliError> {
     let outputs = [Some(arguments.out.as_path()), arguments.svg.as_deref()];
     for out in outputs.into_iter().flatten() {
-        let place = place(out);
+        let there = place(out);
         for input in read {
-            if std::fs::canonicalize(input).is_ok_and(|input| place.starts_with(input)) {
+            if std::fs::canonicalize(input).is_ok_and(|input| there.starts_with(input)) {
                 return Err(CliError::file(
                     "write",
                     out,
@@ -213,18 +213,4 @@ fn spare_inputs(arguments: &ReportArguments, read: &[&Path]) -> Result<(), CliEr
         ))),
         _ => Ok(()),
     }
-}
-
-/// Where a file is, or will be.
-fn place(path: &Path) -> PathBuf {
-    if let Ok(there) = std::fs::canonicalize(path) {
-        return there;
-    }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let parent = std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_path_buf());
-    path.file_name()
-        .map_or(parent.clone(), |name| parent.join(name))
 }

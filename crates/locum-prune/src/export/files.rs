@@ -4,16 +4,29 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use locum_checkpoint::check_length;
+
 use crate::{PruneError, Subject};
 
 /// What a model's directory holds beside its configuration and weights.
 pub(super) struct OtherFiles {
     /// Files to be copied, relative to the directory, sorted.
     pub(super) copied: Vec<PathBuf>,
-    /// Weights in another form, or shards that the index does not name: they are of the unpruned
-    /// model.
-    pub(super) left_out: Vec<PathBuf>,
+    /// All else but the weights that are read and their index, sorted.
+    pub(super) left_out: Vec<LeftOut>,
 }
+
+/// What is in a model's directory and not in that of the pruned one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeftOut {
+    /// Its path below the model's directory.
+    pub path: PathBuf,
+    /// What it is: the reason.
+    pub reason: &'static str,
+}
+
+/// In another form, or shards that the index does not name.
+const UNPRUNED: &str = "weights of the unpruned model";
 
 /// How names of files with weights end.
 const WEIGHTS: [&str; 14] = [
@@ -35,7 +48,7 @@ const WEIGHTS: [&str; 14] = [
 
 impl OtherFiles {
     /// Lists a model's directory, and the directories in it. Hidden ones and hidden files are those of
-    /// Git and of download tools, and are passed over; links to directories are not followed.
+    /// Git and of download tools, and are left out; links to directories are not followed.
     /// The weights that are read, and the index that names them, are neither copied nor left out.
     pub(super) fn of(subject: &Subject) -> Result<Self, PruneError> {
         let directory = subject.directory();
@@ -50,9 +63,9 @@ impl OtherFiles {
             .map(Path::to_path_buf)
             .collect();
         let sharded = !read.contains(&directory.join("model.safetensors"));
-        files.left_out.retain(|file| {
-            let index = sharded && file == Path::new("model.safetensors.index.json");
-            !index && !read.contains(&directory.join(file))
+        files.left_out.retain(|left| {
+            let index = sharded && left.path == Path::new("model.safetensors.index.json");
+            !index && !read.contains(&directory.join(&left.path))
         });
         files.copied.sort();
         files.left_out.sort();
@@ -65,31 +78,38 @@ impl OtherFiles {
             let entry = entry.map_err(failed("list", &here))?;
             let name = entry.file_name();
             let relative = below.join(&name);
-            let bytes = name.as_encoded_bytes();
-            if bytes.starts_with(b".") || relative == Path::new("config.json") {
+            if relative == Path::new("config.json") {
                 continue;
             }
             let path = entry.path();
-            if entry
-                .file_type()
-                .map_err(failed("look at", &path))?
-                .is_dir()
-            {
+            let kind = entry.file_type().map_err(failed("look at", &path))?;
+            let lower = name.to_string_lossy().to_lowercase();
+            let reason = if name.as_encoded_bytes().starts_with(b".") {
+                "hidden"
+            } else if kind.is_dir() {
                 self.list(directory, &relative)?;
                 continue;
-            }
-            let lower = name.to_string_lossy().to_lowercase();
-            if WEIGHTS.iter().any(|end| lower.ends_with(end)) {
-                self.left_out.push(relative);
-                continue;
-            }
-            // Links are followed: the Hugging Face cache has nothing else.
-            if fs::metadata(&path)
-                .map_err(failed("look at", &path))?
-                .is_file()
-            {
-                self.copied.push(relative);
-            }
+            } else if WEIGHTS.iter().any(|end| lower.ends_with(end)) {
+                UNPRUNED
+            } else {
+                // Links to files are followed: the Hugging Face cache has nothing else.
+                match fs::metadata(&path) {
+                    Ok(found) if found.is_file() => {
+                        self.copied.push(relative);
+                        continue;
+                    }
+                    Ok(found) if found.is_dir() => "a link to a directory",
+                    Ok(_) => "no regular file",
+                    Err(error) if kind.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
+                        "a link to nothing"
+                    }
+                    Err(error) => return Err(failed("look at", &path)(error)),
+                }
+            };
+            self.left_out.push(LeftOut {
+                path: relative,
+                reason,
+            });
         }
         Ok(())
     }
@@ -104,7 +124,9 @@ impl OtherFiles {
             let source = from.join(file);
             let mut input = File::open(&source).map_err(failed("read", &source))?;
             let mut output = File::create_new(to.join(file)).map_err(failed("create", &shown))?;
-            io::copy(&mut input, &mut output).map_err(failed("write", &shown))?;
+            let copied = io::copy(&mut input, &mut output).map_err(failed("write", &shown))?;
+            drop(output);
+            check_length(&to.join(file), &shown, copied)?;
         }
         Ok(())
     }
@@ -118,8 +140,11 @@ pub(super) fn write(
     contents: &[u8],
 ) -> Result<(), PruneError> {
     let shown = shown.join(name);
-    let mut file = File::create_new(directory.join(name)).map_err(failed("create", &shown))?;
-    file.write_all(contents).map_err(failed("write", &shown))
+    let path = directory.join(name);
+    let mut file = File::create_new(&path).map_err(failed("create", &shown))?;
+    file.write_all(contents).map_err(failed("write", &shown))?;
+    drop(file);
+    Ok(check_length(&path, &shown, contents.len() as u64)?)
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PruneError {

@@ -14,6 +14,7 @@ use locum_models::{LoadOptions, Model, ModelFiles};
 use locum_substitution::ConfigFormat;
 
 use crate::{Constants, Plan, PruneError, Subject};
+pub use files::LeftOut;
 use files::OtherFiles;
 
 const CONFIG: &str = "config.json";
@@ -40,8 +41,8 @@ impl Default for ExportOptions {
 /// A checkpoint that is ready to be written.
 ///
 /// Weights go from file to file, and are never all in memory; every other file of the model is copied
-/// as it is, but for `config.json`, and for weights in other forms, which would be those of the
-/// unpruned model.
+/// as it is, but for `config.json`, for weights in other forms, which would be those of the unpruned
+/// model, and for what is hidden or no file.
 pub struct Export<'a> {
     subject: &'a Subject,
     checkpoint: NewCheckpoint,
@@ -99,64 +100,11 @@ impl<'a> Export<'a> {
         &self.checkpoint
     }
 
-    /// The new `config.json`.
+    /// What of the model's directory is neither copied nor read for its weights: weights in another
+    /// form, hidden files, links to directories or to nothing.
     #[must_use]
-    pub fn config(&self) -> &str {
-        &self.config
-    }
-
-    /// Files of the model's directory that are weights in another form, which are not copied.
-    #[must_use]
-    pub fn left_out(&self) -> &[PathBuf] {
+    pub fn left_out(&self) -> &[LeftOut] {
         &self.others.left_out
-    }
-
-    /// Checks that an output directory does not touch what it is made from.
-    ///
-    /// # Errors
-    ///
-    /// An output within the model's directory, one that the model is in, or one that holds files
-    /// which the model's directory has links to.
-    pub fn check_output(&self, out: impl AsRef<Path>) -> Result<(), PruneError> {
-        let out = out.as_ref();
-        let refused = |reason: String| {
-            Err(PruneError::Output {
-                out: out.into(),
-                reason,
-            })
-        };
-        let Some(target) = real(out) else {
-            return Ok(());
-        };
-        let model = self.subject.directory();
-        if let Ok(found) = fs::canonicalize(model) {
-            if target == found {
-                return refused("it is the model itself: give another directory".into());
-            }
-            if target.starts_with(&found) {
-                return refused(format!(
-                    "it is inside the model's directory {}: give one outside",
-                    model.display()
-                ));
-            }
-            if found.starts_with(&target) {
-                return refused(format!(
-                    "the model's directory {} is inside it: give one beside it",
-                    model.display()
-                ));
-            }
-        }
-        let weights = self.subject.checkpoint().files().map(Path::to_path_buf);
-        let others = self.others.copied.iter().map(|file| model.join(file));
-        for file in weights.chain(others) {
-            if fs::canonicalize(&file).is_ok_and(|file| file.starts_with(&target)) {
-                return refused(format!(
-                    "it holds what {} is a link to: give another directory",
-                    file.display()
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// Writes the checkpoint into a directory that appears when it is complete and not before.
@@ -164,26 +112,112 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     ///
-    /// An output that is there already, unless `replace` says that it may be replaced; one that
-    /// touches the model; a file that cannot be read or written.
+    /// Those of [`ExportDirectory::create`], which may be made earlier and [filled](Self::fill).
     pub fn write(
         &self,
         out: impl AsRef<Path>,
         replace: bool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), PruneError> {
-        let out = out.as_ref();
-        self.check_output(out)?;
-        let staged = StagedDirectory::create(out, replace)?;
+        self.fill(
+            ExportDirectory::create(self.subject, out, replace)?,
+            progress,
+        )
+    }
+
+    /// Writes the checkpoint into a directory that waits for it.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read or written, or is shorter than what was written to it.
+    pub fn fill(
+        &self,
+        directory: ExportDirectory,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), PruneError> {
+        let ExportDirectory { staged, out } = directory;
         self.others
-            .copy(self.subject.directory(), staged.path(), out)?;
-        files::write(staged.path(), out, CONFIG, self.config.as_bytes())?;
-        self.checkpoint.write(staged.path(), out, progress)?;
+            .copy(self.subject.directory(), staged.path(), &out)?;
+        files::write(staged.path(), &out, CONFIG, self.config.as_bytes())?;
+        self.checkpoint.write(staged.path(), &out, progress)?;
         // By the headers: what is published can be loaded.
         Model::plan(&ModelFiles::open(staged.path())?, &LoadOptions::default())?;
         staged.publish()?;
         Ok(())
     }
+}
+
+/// A place for a checkpoint that was checked, and can be written to: to be made before anything is
+/// computed that would be lost. Dropped, it leaves nothing.
+pub struct ExportDirectory {
+    staged: StagedDirectory,
+    /// As it was given, for messages.
+    out: PathBuf,
+}
+
+impl ExportDirectory {
+    /// Begins the directory `out` of a checkpoint that is made from a model.
+    ///
+    /// # Errors
+    ///
+    /// An output that is there already, unless `replace` says that it may be replaced; one that is
+    /// within the model's directory, or that the model is in, or that holds files which the model's
+    /// directory has links to; a place that cannot be written to.
+    pub fn create(
+        subject: &Subject,
+        out: impl AsRef<Path>,
+        replace: bool,
+    ) -> Result<Self, PruneError> {
+        let out = out.as_ref();
+        check_output(subject, out)?;
+        Ok(Self {
+            staged: StagedDirectory::create(out, replace)?,
+            out: out.into(),
+        })
+    }
+}
+
+/// Checks that an output directory does not touch what it is made from.
+fn check_output(subject: &Subject, out: &Path) -> Result<(), PruneError> {
+    let refused = |reason: String| {
+        Err(PruneError::Output {
+            out: out.into(),
+            reason,
+        })
+    };
+    let Some(target) = real(out) else {
+        return Ok(());
+    };
+    let model = subject.directory();
+    if let Ok(found) = fs::canonicalize(model) {
+        if target == found {
+            return refused("it is the model itself: give another directory".into());
+        }
+        if target.starts_with(&found) {
+            return refused(format!(
+                "it is inside the model's directory {}: give one outside",
+                model.display()
+            ));
+        }
+        if found.starts_with(&target) {
+            return refused(format!(
+                "the model's directory {} is inside it: give one beside it",
+                model.display()
+            ));
+        }
+    }
+    let weights = subject.checkpoint().files().map(Path::to_path_buf);
+    let others = OtherFiles::of(subject)?.copied;
+    let others = others.iter().map(|file| model.join(file));
+    for file in weights.chain(others) {
+        if fs::canonicalize(&file).is_ok_and(|file| file.starts_with(&target)) {
+            return refused(format!(
+                "it holds what {} is a link to: give another directory",
+                file.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Where a path leads, links resolved; its last part need not exist.
