@@ -20,7 +20,7 @@ use crate::table::Table;
 
 #[derive(Args)]
 #[command(
-    after_help = "Windows are read one by one, without context from the one before and without special tokens; the\nlast partial one is dropped. What is lost against another model is KL(p_other‖p_model) in nats.\n\nExample:\n  locum eval OLMoE-1B-7B-MoNE --text heldout.txt --against OLMoE-1B-7B --json"
+    after_help = "Windows are read one by one, without context from the one before and without special tokens; the\nlast partial one is dropped. What is lost against another model is KL(p_other‖p_model) in nats. In JSON what is infinite is\nthe string \"Infinity\".\n\nExample:\n  locum eval OLMoE-1B-7B-MoNE --text heldout.txt --against OLMoE-1B-7B --json"
 )]
 pub(crate) struct EvalArguments {
     /// A local Hugging Face model directory [env: LOCUM_MODEL] [default: the embedded
@@ -204,7 +204,7 @@ impl Report<'_> {
         if let (Some(other), Some(comparison)) = (&self.other, &self.evaluation.comparison) {
             let mut against = subject_json(other, &comparison.other);
             against["token_agreement"] = json!(comparison.token_agreement);
-            against["kl_divergence"] = json!(comparison.kl_divergence);
+            against["kl_divergence"] = number(comparison.kl_divergence);
             report["against"] = against;
         }
         report
@@ -321,8 +321,8 @@ fn subject_json(subject: &Subject, evaluated: &ModelEvaluation) -> Value {
         .collect();
     json!({
         "model": subject.name,
-        "perplexity": evaluated.perplexity(),
-        "negative_log_likelihood": evaluated.negative_log_likelihood,
+        "perplexity": number(evaluated.perplexity()),
+        "negative_log_likelihood": number(evaluated.negative_log_likelihood),
         "tokens_per_second": evaluated.tokens_per_second(),
         "weights_bytes": subject.model.memory().weights,
         "tensors_bytes": subject.model.checkpoint().total_bytes(),
@@ -330,9 +330,29 @@ fn subject_json(subject: &Subject, evaluated: &ModelEvaluation) -> Value {
     })
 }
 
+/// A number, or `"Infinity"`: a token may be impossible, and JSON has no number for what that costs.
+fn number(value: f64) -> Value {
+    match value.is_finite() {
+        true => json!(value),
+        false if value > 0.0 => json!("Infinity"),
+        false => json!(value.to_string()),
+    }
+}
+
 fn counted(count: usize, of: &str) -> String {
     match count {
         1 => format!("1 {of}"),
         _ => format!("{count} {of}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn infinity_is_said_in_json() {
+        assert_eq!(number(0.25).to_string(), "0.25");
+        assert_eq!(number(f64::INFINITY).to_string(), "\"Infinity\"");
     }
 }

@@ -157,6 +157,17 @@ impl Settings {
     fn of_layer(&self, layer: &RankedLayer) -> Result<usize, PruneError> {
         let (number, here) = (layer.layer, layer.experts.len());
         let least = self.min_per_layer as usize;
+        if here < 2 {
+            let (setting, given) = match self.amount {
+                Amount::Keep(keep) => ("keep", keep.to_string()),
+                Amount::Ratio(ratio) => ("ratio", ratio.to_string()),
+            };
+            let reason = format!(
+                "{given} cannot be in layer {number}, which must keep the one expert with weights that \
+                 it has: choose with --scope model, or list what goes with --experts"
+            );
+            return Err(PruneError::setting(setting, reason));
+        }
         let count = match self.amount {
             Amount::Keep(keep) if keep as usize >= here => {
                 return Err(PruneError::setting(
@@ -243,7 +254,7 @@ impl Settings {
 fn unreachable(ratio: f64, layer: u32, here: usize) -> String {
     let exact = ratio * here as f64;
     let rounded = exact.round();
-    let near = rounded.clamp(1.0, (here.max(2) - 1) as f64);
+    let near = rounded.clamp(1.0, (here - 1) as f64);
     format!(
         "{ratio} of the {here} experts with weights of layer {layer} is {exact:.3}, no whole number \
          that leaves one; it rounds to {rounded}; keep {}, or give {}",

@@ -13,7 +13,7 @@ use crate::PruneError;
 ///
 /// # Errors
 ///
-/// A tensor that cannot be read.
+/// A tensor that cannot be read, or whose elements are of a type that constants do not have.
 pub fn stored_constants(model: &Model) -> Result<BTreeMap<LayerExpert, Vec<f32>>, PruneError> {
     let (spec, checkpoint) = (model.spec(), model.checkpoint());
     let mut constants = BTreeMap::new();
@@ -38,7 +38,10 @@ pub fn stored_constants(model: &Model) -> Result<BTreeMap<LayerExpert, Vec<f32>>
             continue;
         }
         let tensor = checkpoint.tensor(&info.name)?;
-        let values = tensor.to_f32().unwrap_or_default();
+        let values = tensor.to_f32().ok_or_else(|| PruneError::ConstantType {
+            tensor: info.name.clone(),
+            dtype: info.dtype.clone(),
+        })?;
         constants.extend(experts.into_iter().map(|of| (of, values.clone())));
     }
     Ok(constants)

@@ -248,6 +248,47 @@ pub enum PruneError {
         dtype: Dtype,
     },
 
+    /// A stored constant that cannot be read as numbers.
+    #[error(
+        "the constant `{tensor}` is of type {dtype}, expected F32, F16 or BF16: export it again"
+    )]
+    ConstantType {
+        /// Its name.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+    },
+
+    /// A constant that does not fit what calibration counted.
+    #[error(
+        "the constant of layer {layer}, expert {expert} has {found} elements, the statistics {expected}: \
+         they are of different models"
+    )]
+    ConstantSize {
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+        /// Elements of the outputs that were counted.
+        expected: usize,
+        /// Elements of the constant.
+        found: usize,
+    },
+
+    /// A constant of an expert that calibration did not see.
+    #[error(
+        "there is a constant of layer {layer}, expert {expert}, where the statistics have {experts} \
+         experts: they are of different models"
+    )]
+    ConstantOfNone {
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+        /// How many experts were counted.
+        experts: usize,
+    },
+
     /// A plan that is not for the model.
     #[error("the plan cannot be applied: {reason}")]
     Plan {

@@ -262,6 +262,24 @@ fn amounts_that_cannot_be_are_refused_with_what_can() {
     assert!(none.choose(&layers).is_err());
 }
 
+/// No amount can be had there, so none is advised.
+#[test]
+fn layer_of_one_expert_loses_none() {
+    let layers = ranked(&[&[3.0], &[1.0, 2.0]]);
+    for amount in [Amount::Ratio(0.4), Amount::Keep(1)] {
+        let error = settings(amount, Scope::Layer).choose(&layers).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("in layer 1, which must keep the one expert"),
+            "{error}"
+        );
+        assert!(error.contains("--scope model"), "{error}");
+        // As it advises.
+        let plan = settings(amount, Scope::Model).choose(&layers);
+        assert!(plan.is_ok_and(|plan| ids(&plan) == [vec![], vec![0]]));
+    }
+}
+
 #[test]
 fn value_that_is_no_number_is_refused() {
     let layers = ranked(&[&[0.5, 1.0], &[2.0, f64::NAN]]);

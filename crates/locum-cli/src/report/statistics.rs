@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use locum::models::Model;
-use locum::prune::{ExpertStatistics, LayerStatistics, Plan, Replacement, Statistics};
+use locum::prune::{ExpertStatistics, LayerStatistics, Plan, PruneError, Replacement, Statistics};
 
 use super::figures::{Experts, Figures, LayerFigures};
 use super::heat_map::{Cell, HeatMap, Row};
@@ -34,14 +34,21 @@ impl Substituted {
 
 /// Refuses a model of other layers than those that were counted, and says in what they differ.
 pub(super) fn same_layers(statistics: &Statistics, model: &Model) -> Result<(), String> {
-    let layers = model.memory().layers.iter();
-    same(
-        statistics,
-        "the model",
-        &layers
-            .map(|layer| (layer.layer, layer.logical))
-            .collect::<Vec<_>>(),
-    )
+    let layers = model.moe_layers().iter().map(|(layer, _)| layer);
+    let experts: Vec<_> = layers
+        .clone()
+        .map(|layer| (layer.layer, layer.num_logical_experts as usize))
+        .collect();
+    same(statistics, "the model", &experts)?;
+    for (counted, layer) in statistics.layers.iter().zip(layers) {
+        if counted.hidden != layer.hidden_size {
+            return Err(format!(
+                "the statistics are of a hidden size of {} in layer {}, the model has {}",
+                counted.hidden, layer.layer, layer.hidden_size
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The constants of the experts that a plan replaces; zeros where none was routed to.
@@ -131,12 +138,11 @@ pub(super) fn figures(
     substituted: &Substituted,
     title: String,
     facts: Vec<(&'static str, String)>,
-) -> Figures {
-    let layers: Vec<LayerFigures> = statistics
-        .layers
-        .iter()
+) -> Result<Figures, PruneError> {
+    let layers = statistics.layers.iter();
+    let layers: Vec<LayerFigures> = layers
         .map(|layer| of_layer(layer, substituted))
-        .collect();
+        .collect::<Result<_, _>>()?;
     let map = |id,
                title: &str,
                unit: String,
@@ -186,14 +192,14 @@ pub(super) fn figures(
             substituted.name
         ),
     };
-    Figures {
+    Ok(Figures {
         title,
         lead,
         facts,
         maps,
         layers,
         substituted: substituted.name,
-    }
+    })
 }
 
 fn cell(
@@ -219,7 +225,10 @@ fn cell(
     }
 }
 
-fn of_layer(layer: &LayerStatistics, substituted: &Substituted) -> LayerFigures {
+fn of_layer(
+    layer: &LayerStatistics,
+    substituted: &Substituted,
+) -> Result<LayerFigures, PruneError> {
     let gone: Vec<u32> = substituted
         .experts
         .get(&layer.layer)
@@ -236,7 +245,11 @@ fn of_layer(layer: &LayerStatistics, substituted: &Substituted) -> LayerFigures 
         .experts
         .values()
         .any(|experts| !experts.is_empty());
-    LayerFigures {
+    let error = match constants {
+        Some(constants) => layer.output_error(constants)?.relative(),
+        None => 0.0,
+    };
+    Ok(LayerFigures {
         layer: layer.layer,
         experts: layer.experts.len(),
         never_routed: Some(
@@ -248,12 +261,11 @@ fn of_layer(layer: &LayerStatistics, substituted: &Substituted) -> LayerFigures 
         ),
         route_share: any.then(|| part(&|expert| expert.tokens as f64)),
         weight_share: any.then(|| part(&|expert| expert.score_sum)),
-        error: (!substituted.constants.is_empty())
-            .then(|| constants.map_or(0.0, |constants| layer.output_error(constants).relative())),
+        error: (!substituted.constants.is_empty()).then_some(error),
         norms: constants.and_then(|constants| norms(constants.values())),
         saved: None,
         substituted: gone,
-    }
+    })
 }
 
 /// The smallest and the largest norm; none where there is no constant.

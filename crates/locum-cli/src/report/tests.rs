@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use locum::models::{LoadOptions, Model, ModelFiles};
 use locum::prune::{ExpertStatistics, LayerStatistics, Statistics};
 use roxmltree::{Document, Node, ParsingOptions};
 
 use super::figures::{Experts, Figures};
-use super::statistics::{Constants, Score, Substituted, figures};
+use super::statistics::{Constants, Score, Substituted, figures, same_layers};
 use super::{heat_map, page};
 
 /// Experts of a layer: `tokens` of 1000, outputs of norm 2.
@@ -86,6 +87,7 @@ fn drawn(statistics: &Statistics, substituted: &Substituted, title: &str) -> Fig
         title.into(),
         vec![("text", title.to_owned())],
     )
+    .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn parse(text: &str) -> Document<'_> {
@@ -257,4 +259,20 @@ fn ids_are_unique_and_labels_refer_to_them() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), count);
+}
+
+#[test]
+fn statistics_of_another_size_are_not_those_of_a_model() -> Result<(), Box<dyn std::error::Error>> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny-olmoe-mone25");
+    let model = Model::plan(&ModelFiles::open(directory)?, &LoadOptions::default())?;
+    let mut statistics = statistics(4, 16);
+    for (layer, (info, _)) in statistics.layers.iter_mut().zip(model.moe_layers()) {
+        (layer.layer, layer.hidden) = (info.layer, info.hidden_size);
+    }
+    assert_eq!(same_layers(&statistics, &model), Ok(()));
+    statistics.layers[2].hidden = 64;
+    let error = same_layers(&statistics, &model);
+    let expected = "the statistics are of a hidden size of 64 in layer 2, the model has 128";
+    assert_eq!(error, Err(expected.into()));
+    Ok(())
 }
