@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use locum::models::ModelFiles;
 use locum::nn::DType;
 use locum::prune::{
-    Amount, Calibration, Export, ExportOptions, Metric, Plan, Replacement, Scope, Selection,
-    Sequences, Settings, Statistics, Subject, Windows, evaluate,
+    Amount, Export, ExportOptions, Metric, Plan, Replacement, Scope, Settings, Statistics, Subject,
+    Windows, evaluate,
 };
-use locum_tests::{fixture, load, plan_of, tensors, tensors_of_one_file, tiny_olmoe};
+use locum_tests::{calibrating, fixture, load, plan_of, tensors, tensors_of_one_file, tiny_olmoe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokenizers::Encoding;
@@ -19,18 +19,9 @@ use tokenizers::Encoding;
 static STATISTICS: LazyLock<Statistics> = LazyLock::new(|| {
     let directory = fixture("tiny-olmoe");
     let model = load(&directory, DType::F32);
-    let files = ModelFiles::open(directory).unwrap();
-    let selection = Selection {
-        length: Some(256),
-        sequences: None,
-        seed: None,
-    };
-    let texts = [fixture("mone/calib.txt")];
-    let sequences = Sequences::read(&texts, &files, &model.limits(), selection).unwrap();
     // One window at a time, as there.
-    let calibration = Calibration::new(&files, &model, sequences)
-        .unwrap()
-        .with_batch(1);
+    let calibration = calibrating::of_text(&directory, &model, calibrating::selection(256, None));
+    let calibration = calibration.with_batch(1);
     calibration.collect(&model, |_| {}).unwrap()
 });
 

@@ -78,12 +78,6 @@ impl StagedDirectory {
         self.temporary.path()
     }
 
-    /// Where it will be, links resolved.
-    #[must_use]
-    pub fn target(&self) -> &Path {
-        &self.target
-    }
-
     /// Gives the directory its name, in one step; what it replaces is removed after that.
     ///
     /// Whenever the process ends, the name leads to all of a directory or to none; but where something

@@ -192,7 +192,7 @@ fn texts_that_cannot_be_read() {
     refused_text(
         b"Emma was",
         &["--length", "64"],
-        &["fewer than the 65 of one window", "shorter window"],
+        &["fewer than one sequence of 65", "a shorter --length"],
     );
     let long = held_out();
     refused_text(

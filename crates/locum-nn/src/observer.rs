@@ -86,12 +86,6 @@ impl<'a> RouteOutputs<'a> {
         }
     }
 
-    /// The size of a token.
-    #[must_use]
-    pub fn hidden(&self) -> usize {
-        self.hidden
-    }
-
     /// What a logical expert gave its tokens; `None` for one that is not retained.
     #[must_use]
     pub fn of_expert(&self, expert: u32) -> Option<ExpertOutputs<'a>> {

@@ -32,7 +32,7 @@ pub enum PruneError {
     },
 
     /// A model whose layers are all dense.
-    #[error("{} has no MoE layer: there is no expert to calibrate", .0.display())]
+    #[error("{} has no MoE layer: there is no expert to calibrate or to replace", .0.display())]
     NoMoeLayer(PathBuf),
 
     /// Sequences longer than the model's context, or without a token.
@@ -44,7 +44,7 @@ pub enum PruneError {
         most: usize,
     },
 
-    /// A text that makes no sequence.
+    /// A text that makes no sequence, or no window: one of `n` predictions takes `n + 1` tokens.
     #[error(
         "the text has {tokens} tokens, fewer than one sequence of {length}: give more text, or a \
          shorter --length"
@@ -189,13 +189,6 @@ pub enum PruneError {
     #[error("statistics of the same model have different layers: one of the files is damaged")]
     OtherLayers,
 
-    /// A model that has nothing to prune.
-    #[error("{} has no MoE layers: there is nothing to prune", model.display())]
-    NoExperts {
-        /// Its directory.
-        model: PathBuf,
-    },
-
     /// A setting that cannot be.
     #[error("{setting} {reason}")]
     Setting {
@@ -326,18 +319,6 @@ pub enum PruneError {
     /// Windows of nothing.
     #[error("the window length is 0: give at least 1")]
     NoWindowLength,
-
-    /// A text that does not fill one window of an evaluation.
-    #[error(
-        "the text has {tokens} tokens, fewer than the {} of one window: give a longer text or a \
-         shorter window", length + 1
-    )]
-    NoWindow {
-        /// Tokens of the text.
-        tokens: usize,
-        /// Predictions per window.
-        length: usize,
-    },
 
     /// Models that do not have the same tokens.
     #[error(

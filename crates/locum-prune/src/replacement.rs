@@ -15,7 +15,7 @@ use crate::{ExpertStatistics, PruneError, Statistics, Subject};
 ///
 /// - `mean`: `c = Σy / n`, the novice of MoNE (arXiv 2507.00390, section 3);
 /// - `zero`: `c = 0`, plain removal;
-/// - `least_squares`: `c = Σw²y / Σw²`.
+/// - `least-squares`: `c = Σw²y / Σw²`.
 ///
 /// The last is what minimises `J(c) = Σ‖w·y − w·c‖²`, the error that the constant makes in the sum of
 /// the layer on the calibration text: `∇J = −2 Σ w²(y − c) = 0` gives `c·Σw² = Σw²y`, and `J` is convex
@@ -24,7 +24,7 @@ use crate::{ExpertStatistics, PruneError, Statistics, Subject};
 ///
 /// An expert that was never routed has nothing to take a mean of: its constant is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Replacement {
     /// The mean output.
     #[default]

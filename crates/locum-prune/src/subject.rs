@@ -7,7 +7,6 @@ use locum_checkpoint::{Checkpoint, StoredBytes};
 use locum_models::{LoadOptions, Model, ModelFiles};
 use locum_substitution::name::{canonical, expert_and_part};
 use locum_substitution::{Dtype, MoeLayerInfo, RouteTable, SubstitutionSpec, TensorInfo};
-use serde_json::Value;
 
 use crate::{PruneError, Statistics, fingerprint};
 
@@ -53,9 +52,7 @@ impl Subject {
         let files = ModelFiles::open(directory.as_ref())?;
         let model = Model::plan(&files, &LoadOptions::default())?;
         if model.moe_layers().is_empty() {
-            return Err(PruneError::NoExperts {
-                model: directory.as_ref().into(),
-            });
+            return Err(PruneError::NoMoeLayer(directory.as_ref().into()));
         }
         let layers: Vec<SubjectLayer> = model
             .moe_layers()
@@ -189,12 +186,6 @@ impl Subject {
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.files.name()
-    }
-
-    /// Its `config.json`.
-    #[must_use]
-    pub fn config(&self) -> &Value {
-        self.files.config()
     }
 
     /// The model, without weights.

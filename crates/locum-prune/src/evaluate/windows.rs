@@ -38,9 +38,9 @@ impl Windows {
             return Err(PruneError::NoWindowLength);
         }
         if ids.len() <= length {
-            return Err(PruneError::NoWindow {
+            return Err(PruneError::TextTooShort {
                 tokens: ids.len(),
-                length,
+                length: length + 1,
             });
         }
         Ok(Self {
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn text_must_fill_a_window() {
         for (tokens, length, expected) in [
-            (4, 4, "has 4 tokens, fewer than the 5 of one window"),
+            (4, 4, "has 4 tokens, fewer than one sequence of 5"),
             (4, 0, "window length is 0"),
         ] {
             let error = Windows::new(vec![0; tokens], length).map_err(|error| error.to_string());
