@@ -6,7 +6,14 @@ use std::process::Command;
 use crate::{run, tidy};
 
 /// The suites, in the order that the report has them.
-const SUITES: [&str; 5] = ["block", "kernels", "whole_model", "models", "eplb"];
+const SUITES: [&str; 6] = [
+    "block",
+    "kernels",
+    "whole_model",
+    "models",
+    "pruning",
+    "eplb",
+];
 
 /// Runs the named suites, all where none is named, and replaces their sections; the others stay.
 pub(crate) fn write(root: &Path, arguments: &[&str]) -> Result<(), String> {

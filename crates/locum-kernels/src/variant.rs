@@ -189,6 +189,9 @@ impl Variant {
     /// `out[t, h] = softmax(scale · q[h, t]·kᵀ)·v` over the keys up to the token's own, in `f32`,
     /// whatever the number of threads.
     ///
+    /// A later token's key changes nothing. A value that is not finite may, as in a product of
+    /// matrices: its weight is 0, and 0 · NaN is NaN.
+    ///
     /// # Shapes
     ///
     /// `out` `[tokens, heads, size]`.

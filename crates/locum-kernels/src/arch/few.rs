@@ -42,8 +42,8 @@ pub(super) unsafe fn few<S: Loads<W>, W: Element>(call: &Call<W>) {
             3 => all_rows::<S, W, 3>(call),
             4 => all_rows::<S, W, 4>(call),
             5 if S::FEW >= 5 => all_rows::<S, W, 5>(call),
-            _ if S::FEW >= 6 => all_rows::<S, W, 6>(call),
-            _ => {}
+            6 if S::FEW >= 6 => all_rows::<S, W, 6>(call),
+            more => unreachable!("{more} tokens"),
         }
     }
 }
@@ -134,7 +134,7 @@ unsafe fn tile<S: Loads<W>, W: Element, const TOKENS: usize, const ROWS: usize>(
         if rest > 0 {
             for r in 0..ROWS {
                 let mut row = [W::ZERO; 32];
-                debug_assert!(rest < step && step <= row.len());
+                const { assert!(S::LANES * S::UNIT * S::PARTS <= 32) };
                 std::ptr::copy_nonoverlapping(weights.add(r * stride), row.as_mut_ptr(), rest);
                 for part in 0..S::PARTS {
                     let w = S::load_part(row.as_ptr(), part);

@@ -61,6 +61,7 @@ pub(crate) unsafe trait Loads<T: Element>: Simd {
     #[inline(always)]
     unsafe fn load_some(elements: *const T, count: usize) -> Self::Vector {
         let mut whole = [T::ZERO; 32];
+        const { assert!(Self::LANES * Self::UNIT <= 32) };
         debug_assert!(count < Self::LANES * Self::UNIT);
         // SAFETY: the caller has `count` elements, fewer than a vector's, which is at most 32.
         unsafe {
