@@ -214,25 +214,7 @@ fn full_disk_leaves_nothing_half_written() {
 
 #[test]
 fn model_without_experts() {
-    let mut model = TestModel::of_fixture("qwen2_moe/base");
-    let layers = model.config["num_hidden_layers"].as_u64().unwrap();
-    let dense = model.config["mlp_only_layers"][0].as_u64().unwrap();
-    model.config["mlp_only_layers"] = (0..layers).collect::<Vec<u64>>().into();
-    let of_dense: Vec<_> = ["gate_proj", "up_proj", "down_proj"]
-        .map(|part| {
-            (
-                part,
-                model.tensors[&format!("model.layers.{dense}.mlp.{part}.weight")].clone(),
-            )
-        })
-        .into();
-    model.tensors.retain(|name, _| !name.contains(".mlp."));
-    for layer in 0..layers {
-        for (part, tensor) in &of_dense {
-            let name = format!("model.layers.{layer}.mlp.{part}.weight");
-            model.tensors.insert(name, tensor.clone());
-        }
-    }
+    let model = TestModel::without_experts();
     // The tokenizer is of a larger vocabulary, so the text must not have reached the model.
     let (bench, model) = (Bench::new(), model.write());
     let out = argument(&bench.file("out"));

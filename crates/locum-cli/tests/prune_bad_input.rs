@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{fixture, text};
+use common::{TestModel, fixture, text};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -496,5 +496,11 @@ fn model_without_experts_or_none() {
     here.refuses(
         &format!("prune empty {FREE} --ratio 0.25 --out out"),
         &["config.json not found"],
+    );
+    std::fs::create_dir(here.path("dense")).unwrap();
+    TestModel::without_experts().write_to(&here.path("dense"));
+    here.refuses(
+        &format!("prune dense {FREE} --ratio 0.25 --out out"),
+        &["dense has no MoE layer"],
     );
 }

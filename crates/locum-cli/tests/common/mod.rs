@@ -95,6 +95,30 @@ impl TestModel {
         }
     }
 
+    /// A fixture whose layers are all dense.
+    pub fn without_experts() -> Self {
+        let mut model = Self::of_fixture("qwen2_moe/base");
+        let layers = model.config["num_hidden_layers"].as_u64().unwrap();
+        let dense = model.config["mlp_only_layers"][0].as_u64().unwrap();
+        model.config["mlp_only_layers"] = (0..layers).collect::<Vec<u64>>().into();
+        let of_dense: Vec<_> = ["gate_proj", "up_proj", "down_proj"]
+            .map(|part| {
+                (
+                    part,
+                    model.tensors[&format!("model.layers.{dense}.mlp.{part}.weight")].clone(),
+                )
+            })
+            .into();
+        model.tensors.retain(|name, _| !name.contains(".mlp."));
+        for layer in 0..layers {
+            for (part, tensor) in &of_dense {
+                let name = format!("model.layers.{layer}.mlp.{part}.weight");
+                model.tensors.insert(name, tensor.clone());
+            }
+        }
+        model
+    }
+
     /// Adds a tensor of zeros.
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) {
         let bits = dtype.bitsize() * shape.iter().product::<usize>();
