@@ -56,10 +56,12 @@ impl Variant {
     pub fn detect() -> Result<Self, KernelError> {
         static CHOSEN: OnceLock<Result<Variant, KernelError>> = OnceLock::new();
         CHOSEN
-            .get_or_init(|| match std::env::var_os(FORCE) {
-                None => Ok(Self::available()[0]),
-                Some(name) => Self::named(&name.to_string_lossy()),
-            })
+            .get_or_init(
+                || match std::env::var_os(FORCE).filter(|name| !name.is_empty()) {
+                    None => Ok(Self::available()[0]),
+                    Some(name) => Self::named(&name.to_string_lossy()),
+                },
+            )
             .clone()
     }
 

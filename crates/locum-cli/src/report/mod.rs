@@ -19,6 +19,7 @@ use locum::prune::{Metric, Plan, Replacement, Statistics};
 
 use crate::error::CliError;
 use crate::output::{OutputFile, note};
+use crate::place::{place, spare};
 use figures::{Experts, Figures};
 use heat_map::HeatMap;
 use statistics::{Constants, Score, Substituted};
@@ -192,19 +193,7 @@ fn write(arguments: &ReportArguments, figures: &Figures) -> Result<(), CliError>
 fn spare_inputs(arguments: &ReportArguments, read: &[&Path]) -> Result<(), CliError> {
     let outputs = [Some(arguments.out.as_path()), arguments.svg.as_deref()];
     for out in outputs.into_iter().flatten() {
-        let place = place(out);
-        for input in read {
-            if std::fs::canonicalize(input).is_ok_and(|input| place.starts_with(input)) {
-                return Err(CliError::file(
-                    "write",
-                    out,
-                    format!(
-                        "it is, or is in, {}, which is read: give another place",
-                        input.display()
-                    ),
-                ));
-            }
-        }
+        spare(out, read.iter().copied())?;
     }
     match &arguments.svg {
         Some(svg) if place(svg) == place(&arguments.out) => Err(CliError::Usage(format!(
@@ -213,18 +202,4 @@ fn spare_inputs(arguments: &ReportArguments, read: &[&Path]) -> Result<(), CliEr
         ))),
         _ => Ok(()),
     }
-}
-
-/// Where a file is, or will be.
-fn place(path: &Path) -> PathBuf {
-    if let Ok(there) = std::fs::canonicalize(path) {
-        return there;
-    }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let parent = std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_path_buf());
-    path.file_name()
-        .map_or(parent.clone(), |name| parent.join(name))
 }
