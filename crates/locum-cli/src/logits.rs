@@ -1,6 +1,6 @@
 //! `locum logits`: a model's logits as a file, to compare with another implementation.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use locum::checkpoint::read_file;
@@ -11,6 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::error::CliError;
 use crate::output::{OutputFile, announce, note};
+use crate::place::spare;
 use crate::source::{ComputeArguments, ModelArgument, load};
 
 #[derive(Args)]
@@ -56,7 +57,8 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     let ids = arguments.ids()?;
     let (batch, tokens) = (ids.len(), ids[0].len());
     let files = arguments.model.files()?;
-    arguments.spare_inputs(files.name())?;
+    let read = [Some(files.name()), arguments.input_ids_file.as_deref()];
+    spare(&arguments.out, read.into_iter().flatten())?;
     let mut model = Model::plan(&files, &options)?;
     // Everything that can be wrong is, before anything is loaded.
     model.check_ids(&ids, &vec![0; batch])?;
@@ -118,23 +120,6 @@ fn cached(model: &Model, ids: &[Vec<i64>], caches: &mut [KvCache]) -> Result<Vec
 }
 
 impl LogitsArguments {
-    /// Refuses to write over what is read.
-    fn spare_inputs(&self, model: &Path) -> Result<(), CliError> {
-        let Ok(out) = std::fs::canonicalize(&self.out) else {
-            return Ok(());
-        };
-        let is_ids = |ids: &PathBuf| std::fs::canonicalize(ids).is_ok_and(|ids| ids == out);
-        let in_model = std::fs::canonicalize(model).is_ok_and(|model| out.starts_with(model));
-        if in_model || self.input_ids_file.as_ref().is_some_and(is_ids) {
-            return Err(CliError::file(
-                "write",
-                &self.out,
-                "it is one of the files that are read: give another name",
-            ));
-        }
-        Ok(())
-    }
-
     /// `[batch, tokens]`, at least one token.
     fn ids(&self) -> Result<Vec<Vec<i64>>, CliError> {
         let Some(path) = &self.input_ids_file else {

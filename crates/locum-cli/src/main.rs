@@ -10,6 +10,7 @@ mod inspect;
 mod logits;
 mod merge_stats;
 mod output;
+mod place;
 mod prune;
 mod report;
 mod source;

@@ -129,21 +129,6 @@ pub(crate) fn write_file(path: &Path, contents: &[u8]) -> Result<(), CliError> {
     OutputFile::create(path)?.write(contents)
 }
 
-/// Where a path leads, or will lead once what is missing of it is made: links resolved as far as it is
-/// there.
-pub(crate) fn place(path: &Path) -> PathBuf {
-    if let Ok(there) = std::fs::canonicalize(path) {
-        return there;
-    }
-    match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => {
-            place(Path::new(".")).join(name)
-        }
-        (Some(parent), Some(name)) => place(parent).join(name),
-        _ => path.to_path_buf(),
-    }
-}
-
 /// What the system says, without the name of a temporary file.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();

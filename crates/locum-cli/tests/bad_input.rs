@@ -474,7 +474,7 @@ fn what_is_read_is_not_written_over() {
             "--out",
             weights.to_str().unwrap(),
         ],
-        &["cannot write", "one of the files that are read"],
+        &["cannot write", "which is read: give another place"],
     );
     assert!(std::fs::read(&weights).unwrap() == before);
 }

@@ -414,12 +414,12 @@ fn files_that_would_be_lost() {
     }
     here.refuses(
         &format!("prune old {FREE} --keep 6 --out out --plan-out old/config.json"),
-        &["cannot write old/config.json: it is one of the files that are read"],
+        &["cannot write old/config.json: it is, or is part of, old, which is read"],
     );
     here.write("ids", &json!({ "0": [1] }));
     here.refuses(
         "prune {olmoe/base} --replace zero --experts ids --plan-out ids --out out",
-        &["cannot write ids: it is one of the files that are read"],
+        &["cannot write ids: it is, or is part of, ids, which is read"],
     );
 }
 
@@ -488,19 +488,15 @@ fn full_disk() {
 #[test]
 fn model_without_experts_or_none() {
     let here = Workplace::new();
-    here.refuses(
-        &format!("prune none {FREE} --ratio 0.25 --out out"),
-        &["no such directory: none"],
-    );
     std::fs::create_dir(here.path("empty")).unwrap();
-    here.refuses(
-        &format!("prune empty {FREE} --ratio 0.25 --out out"),
-        &["config.json not found"],
-    );
     std::fs::create_dir(here.path("dense")).unwrap();
     TestModel::without_experts().write_to(&here.path("dense"));
-    here.refuses(
-        &format!("prune dense {FREE} --ratio 0.25 --out out"),
-        &["dense has no MoE layer"],
-    );
+    for (model, part) in [
+        ("none", "no such directory: none"),
+        ("empty", "config.json not found"),
+        ("dense", "dense has no MoE layer"),
+    ] {
+        let line = format!("prune {model} {FREE} --ratio 0.25 --out out");
+        here.refuses(&line, &[part]);
+    }
 }

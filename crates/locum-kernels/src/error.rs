@@ -87,7 +87,7 @@ impl fmt::Display for KernelError {
             ),
             Self::Variant { found, available } => write!(
                 f,
-                "LOCUM_CPU is `{found}`, this machine has {}",
+                "LOCUM_CPU is `{found}`, this machine has {}: name one of them, or unset it",
                 available.join(", ")
             ),
         }

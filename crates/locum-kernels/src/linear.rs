@@ -33,40 +33,88 @@ impl Linear<'_> {
         }
         Ok(())
     }
+}
 
-    /// With exact products.
-    pub(crate) fn exact<M>(&self, machine: M, x: Activations<'_>, out: &mut [f32])
+/// Linear layers of the same tokens: one division of work for all of them, because waking threads
+/// takes as long as a small layer's product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Linears<'a>(pub(crate) &'a [Linear<'a>]);
+
+/// The slices of layers that have one type of weights.
+macro_rules! of_type {
+    ($layers:expr, $type:ident) => {
+        $layers
+            .iter()
+            .map(|layer| match layer.weights {
+                Weights::$type(weights) => Some(weights),
+                _ => None,
+            })
+            .collect::<Option<Vec<_>>>()
+    };
+}
+
+impl Linears<'_> {
+    pub(crate) fn check(&self, x: Activations<'_>, outs: &[&mut [f32]]) -> Result<(), KernelError> {
+        check_length("outs", &[self.0.len()], outs.len())?;
+        for (layer, out) in self.0.iter().zip(outs) {
+            layer.check(x, out)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the layers' weights have one type.
+    pub(crate) fn one_type(&self) -> bool {
+        self.0.windows(2).all(|pair| {
+            let [first, second] = [&pair[0].weights, &pair[1].weights].map(std::mem::discriminant);
+            first == second
+        })
+    }
+
+    /// The weights of all layers, where they are `bf16`.
+    pub(crate) fn bf16(&self) -> Option<Vec<&[bf16]>> {
+        of_type!(self.0, Bf16)
+    }
+
+    /// With exact products, of layers of [one type](Self::one_type).
+    pub(crate) fn exact<M>(&self, machine: M, x: Activations<'_>, outs: &mut [&mut [f32]])
     where
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16>,
     {
         match x {
-            Activations::F32(x) => self.exact_of(machine, x, out),
-            Activations::Bf16(x) => self.exact_of(machine, x, out),
+            Activations::F32(x) => self.exact_of(machine, x, outs),
+            Activations::Bf16(x) => self.exact_of(machine, x, outs),
         }
     }
 
-    fn exact_of<M, A: Element>(&self, machine: M, x: &[A], out: &mut [f32])
+    fn exact_of<M, A: Element>(&self, machine: M, x: &[A], outs: &mut [&mut [f32]])
     where
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16> + Loads<A>,
     {
-        match self.weights {
-            Weights::F32(weights) => self.product(machine, x, weights, out),
-            Weights::F16(weights) => self.product(machine, x, weights, out),
-            Weights::Bf16(weights) => self.product(machine, x, weights, out),
+        if let Some(weights) = of_type!(self.0, F32) {
+            self.product(machine, x, &weights, outs);
+        } else if let Some(weights) = of_type!(self.0, F16) {
+            self.product(machine, x, &weights, outs);
+        } else if let Some(weights) = of_type!(self.0, Bf16) {
+            self.product(machine, x, &weights, outs);
         }
     }
 
-    pub(crate) fn product<M, A, W>(&self, machine: M, x: &[A], weights: &[W], out: &mut [f32])
-    where
+    pub(crate) fn product<M, A, W>(
+        &self,
+        machine: M,
+        x: &[A],
+        weights: &[&[W]],
+        outs: &mut [&mut [f32]],
+    ) where
         A: Element,
         W: Element,
         M: Machine + Loads<A> + Loads<W>,
     {
-        let (inputs, outputs) = (self.inputs, self.outputs);
-        if inputs == 0 || outputs == 0 {
-            return out.fill(0.0);
+        let inputs = self.0.first().map_or(0, |layer| layer.inputs);
+        let tokens = x.len().checked_div(inputs).unwrap_or(0);
+        if tokens == 0 {
+            return outs.iter_mut().for_each(|out| out.fill(0.0));
         }
-        let tokens = out.len() / outputs;
         let panels = Panels::new::<M>(tokens, inputs);
         let mut units = vec![0; panels.units::<M>()];
         let places: Vec<_> = panels.iter::<M>().collect();
@@ -80,28 +128,33 @@ impl Linear<'_> {
             let panel = unsafe { shared.part(place.units.clone()) };
             panels.pack(machine, &rows, panel);
         });
-        let block = tasks::columns_per_task(outputs, 8, 2 * M::LANES).min(1024);
-        let work = tokens * inputs * outputs;
-        let out = Shared::new(out);
-        tasks::run(
-            outputs.div_ceil(block),
-            work,
-            |scratch: &mut Scratch, task| {
-                let columns = task * block..outputs.min((task + 1) * block);
-                let weights = &weights[columns.start * inputs..columns.end * inputs];
-                product::single(
-                    machine,
-                    &panels,
-                    &units,
-                    weights,
-                    scratch,
-                    |token, column, values| {
-                        let from = token * outputs + columns.start + column;
-                        // SAFETY: tasks have columns of their own.
-                        unsafe { out.part(from..from + values.len()) }.copy_from_slice(values);
-                    },
-                );
-            },
-        );
+        let all: usize = self.0.iter().map(|layer| layer.outputs).sum();
+        let block = tasks::columns_per_task(all, 8, 2 * M::LANES).clamp(1, 1024);
+        let work = tokens * inputs * all;
+        let outs: Vec<_> = outs.iter_mut().map(|out| Shared::new(out)).collect();
+        let parts: Vec<(usize, usize)> = self
+            .0
+            .iter()
+            .enumerate()
+            .flat_map(|(layer, of)| (0..of.outputs).step_by(block).map(move |c| (layer, c)))
+            .collect();
+        tasks::run(parts.len(), work, |scratch: &mut Scratch, task| {
+            let (layer, start) = parts[task];
+            let outputs = self.0[layer].outputs;
+            let columns = start..outputs.min(start + block);
+            let weights = &weights[layer][columns.start * inputs..columns.end * inputs];
+            product::single(
+                machine,
+                &panels,
+                &units,
+                weights,
+                scratch,
+                |token, column, values| {
+                    let from = token * outputs + columns.start + column;
+                    // SAFETY: tasks have columns of their own.
+                    unsafe { outs[layer].part(from..from + values.len()) }.copy_from_slice(values);
+                },
+            );
+        });
     }
 }

@@ -19,7 +19,7 @@ pub enum ActivationsMut<'a> {
 }
 
 impl ActivationsMut<'_> {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
@@ -95,7 +95,7 @@ pub(crate) fn convert<M: Machine>(
 }
 
 /// Computes rows on all threads, and rounds them where that is asked for.
-fn by_rows<M: Machine>(
+pub(crate) fn by_rows<M: Machine>(
     machine: M,
     rows: usize,
     size: usize,

@@ -45,6 +45,10 @@ pub enum ModelError {
         hint: &'static str,
     },
 
+    /// CPU kernels that the environment asks for and that there are not.
+    #[error("{0}")]
+    Kernels(String),
+
     /// A field that is not what it should be.
     #[error("`{field}` {reason}")]
     Field {

@@ -81,8 +81,7 @@ impl Model {
     /// An architecture, a field or a declaration that is not supported; tensors that are missing,
     /// unexpected, or of a wrong shape or type.
     pub fn plan(files: &ModelFiles, options: &LoadOptions) -> Result<Self, ModelError> {
-        locum_nn::cpu_variant()
-            .map_err(|error| ModelError::field("LOCUM_CPU", error.to_string()))?;
+        locum_nn::cpu_variant().map_err(|error| ModelError::Kernels(error.to_string()))?;
         let config = files.config();
         let in_config = |error| files.in_config(error);
         let architecture = Architecture::of_config(config).map_err(in_config)?;

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use locum_kernels::{
     Activation, Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, Heads,
-    KernelError, Linear, Routes, Variant, Weights,
+    KernelError, Linear, Rotary, Routes, Variant, Weights,
 };
 
 use crate::observer::OutputBuffer;
@@ -35,6 +35,16 @@ pub(crate) trait Kernels: Backend {
         variant: Variant,
     ) -> FloatTensor<Self>;
 
+    /// `[tokens, inputs]` to the three layers' `[tokens, outputs]` in `f32`, one after the other in one
+    /// row of numbers.
+    fn three_linears(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+        variant: Variant,
+    ) -> FloatTensor<Self>;
+
     /// Adds `Σ w · c` over each token's routes to `sum` `[tokens, hidden]`, with constants `values`
     /// `[substituted, hidden]`.
     fn add_constants(
@@ -49,6 +59,15 @@ pub(crate) trait Kernels: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f32,
+        variant: Variant,
+    ) -> FloatTensor<Self>;
+
+    /// `[tokens, heads, head]` to the same, with `cos` and `sin` `[tokens, angles]`.
+    fn rotary(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
         variant: Variant,
     ) -> FloatTensor<Self>;
 
@@ -134,6 +153,30 @@ pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, variant: Variant) -> Tenso
     ))
 }
 
+/// [`linear`] of three layers at once.
+pub(crate) fn three_linears(
+    x: Tensor<2>,
+    weights: [Tensor<2>; 3],
+    variant: Variant,
+) -> [Tensor<2>; 3] {
+    let tokens = x.dims()[0];
+    let outputs = weights.each_ref().map(|weight| weight.dims()[0]);
+    let [first, second, third] = weights;
+    let all: Tensor<1> = Tensor::from_dispatch(<Dispatch as Kernels>::three_linears(
+        x.into_dispatch(),
+        first.into_dispatch(),
+        second.into_dispatch(),
+        third.into_dispatch(),
+        variant,
+    ));
+    let mut start = 0;
+    outputs.map(|outputs| {
+        let range = start..start + tokens * outputs;
+        start = range.end;
+        all.clone().slice_dim(0, range).reshape([tokens, outputs])
+    })
+}
+
 /// [`Kernels::add_constants`] on tensors.
 pub(crate) fn add_constants(
     sum: Tensor<2>,
@@ -160,6 +203,23 @@ pub(crate) fn rms_norm(
         x.into_dispatch(),
         weight.into_dispatch(),
         epsilon as f32,
+        variant,
+    ))
+}
+
+/// [`Kernels::rotary`] on tensors; `cos` and `sin` are `f32`.
+pub(crate) fn rotary(
+    x: Tensor<3>,
+    cos: Tensor<2>,
+    sin: Tensor<2>,
+    interleaved: bool,
+    variant: Variant,
+) -> Tensor<3> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::rotary(
+        x.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        interleaved,
         variant,
     ))
 }
@@ -248,6 +308,32 @@ impl Kernels for Flex {
         tensor(out, [tokens, outputs])
     }
 
+    fn three_linears(
+        x: Buffer,
+        first: Buffer,
+        second: Buffer,
+        third: Buffer,
+        variant: Variant,
+    ) -> Buffer {
+        let x = x.to_contiguous();
+        let layers = [first, second, third].map(|tensor| tensor.to_contiguous());
+        let linears = layers.each_ref().map(|layer| Linear {
+            inputs: layer.layout().shape()[1],
+            outputs: layer.layout().shape()[0],
+            weights: weights(layer),
+        });
+        let tokens = x.layout().shape()[0];
+        let [first, second, _] = linears.map(|layer| tokens * layer.outputs);
+        let length = tokens * linears.iter().map(|layer| layer.outputs).sum::<usize>();
+        let mut out = vec![0.0; length];
+        let (firsts, rest) = out.split_at_mut(first);
+        let (seconds, thirds) = rest.split_at_mut(second);
+        variant
+            .linears(&linears, activations(&x), &mut [firsts, seconds, thirds])
+            .unwrap_or_else(|error| panic!("{error}"));
+        Buffer::from_data(TensorData::new(out, [length]))
+    }
+
     fn add_constants(
         sum: Buffer,
         values: Buffer,
@@ -270,9 +356,24 @@ impl Kernels for Flex {
 
     fn rms_norm(x: Buffer, weight: Buffer, epsilon: f32, variant: Variant) -> Buffer {
         let [x, weight] = [x, weight].map(|tensor| tensor.to_contiguous());
-        let (shape, dtype) = (two(&x), x.dtype());
+        let (shape, dtype) = (x.layout().shape().to_vec(), x.dtype());
         written(shape, dtype, |out| {
             variant.rms_norm(activations(&x), weights(&weight), epsilon, out)
+        })
+    }
+
+    fn rotary(x: Buffer, cos: Buffer, sin: Buffer, interleaved: bool, variant: Variant) -> Buffer {
+        let [x, cos, sin] = [x, cos, sin].map(|tensor| tensor.to_contiguous());
+        let shape: Vec<usize> = x.layout().shape().to_vec();
+        let rotary = Rotary {
+            head: shape[2],
+            angles: cos.layout().shape()[1],
+            cos: cos.as_slice::<f32>().unwrap_or_default(),
+            sin: sin.as_slice::<f32>().unwrap_or_default(),
+            interleaved,
+        };
+        written(shape, x.dtype(), |out| {
+            variant.rotary(&rotary, activations(&x), out)
         })
     }
 
@@ -282,7 +383,9 @@ impl Kernels for Flex {
             DType::F32 => DType::BF16,
             _ => DType::F32,
         };
-        written(two(&x), dtype, |out| variant.convert(activations(&x), out))
+        written(x.layout().shape().to_vec(), dtype, |out| {
+            variant.convert(activations(&x), out)
+        })
     }
 
     fn attention(
@@ -319,19 +422,13 @@ impl Kernels for Flex {
     }
 }
 
-/// The sizes of a tensor of two dimensions.
-fn two(tensor: &Buffer) -> [usize; 2] {
-    let shape = tensor.layout().shape();
-    [shape[0], shape[1]]
-}
-
 /// A new tensor that a kernel fills.
 fn written(
-    shape: [usize; 2],
+    shape: Vec<usize>,
     dtype: DType,
     fill: impl FnOnce(ActivationsMut<'_>) -> Result<(), KernelError>,
 ) -> Buffer {
-    let length = shape[0] * shape[1];
+    let length = shape.iter().product();
     let (filled, tensor) = match dtype {
         DType::BF16 => {
             let mut out = vec![bf16::ZERO; length];

@@ -58,6 +58,20 @@ impl Linear {
     }
 }
 
+/// What three layers make of the same tokens, `[tokens, in]` to `[tokens, out]` each.
+pub(crate) fn three(x: Tensor<2>, layers: [&Linear; 3]) -> [Tensor<2>; 3] {
+    let dtype = x.dtype();
+    let weights = layers.map(|layer| layer.weight.val());
+    let types = weights.each_ref().map(Tensor::dtype);
+    let alone = layers.iter().any(|layer| layer.bias.is_some());
+    match extension::variant(&x.device(), dtype, &types) {
+        Some(variant) if !alone => {
+            extension::three_linears(x, weights, variant).map(|y| extension::cast(y, dtype))
+        }
+        _ => layers.map(|layer| layer.forward(x.clone())),
+    }
+}
+
 /// `x·Wᵀ` with `x` `[…, in]` and `W` `[out, in]`: in their type where they share it, else in `f32`.
 /// A kernel computes it where there is one.
 pub(crate) fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {

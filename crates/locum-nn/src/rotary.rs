@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use crate::Yarn;
+use crate::{Yarn, extension};
 
 /// How positions become angles.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +103,16 @@ impl RotaryEmbedding {
     /// `[tokens, heads, head]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let dtype = x.dtype();
+        if let Some(variant) = extension::variant(&x.device(), dtype, &[]) {
+            let interleaved = self.order == RotaryOrder::Interleaved;
+            return extension::rotary(x, self.cos.clone(), self.sin.clone(), interleaved, variant);
+        }
+        self.plain(x)
+    }
+
+    /// The same by tensor operations.
+    fn plain(&self, x: Tensor<3>) -> Tensor<3> {
         let dtype = x.dtype();
         let ([tokens, heads, head], half) = (x.dims(), self.cos.dims()[1]);
         let x = x.cast(DType::F32);
@@ -212,6 +222,26 @@ mod tests {
         let found = rotated(&config, 3, [1.0, 1.0, 0.0, 0.0, 7.0, 8.0]);
         for (found, expected) in found.iter().zip([cos, slow_cos, sin, slow_sin, 7.0, 8.0]) {
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn kernel_agrees_with_plain_operations() {
+        let device = Device::flex();
+        let values: Vec<f32> = (0..3 * 2 * 10).map(|i| (i as f32).sin()).collect();
+        let data = TensorData::new(values, [3, 2, 10]);
+        let x = Tensor::<3>::from_data(data, (&device, DType::F32));
+        for order in [RotaryOrder::Halves, RotaryOrder::Interleaved] {
+            let config = RotaryConfig {
+                order,
+                ..RotaryConfig::new(6, 1e4)
+            };
+            let embedding = config.embedding(5..8, &device);
+            for dtype in [DType::F32, DType::BF16] {
+                let x = x.clone().cast(dtype);
+                let plain = embedding.plain(x.clone());
+                assert_eq!(embedding.forward(x).into_data(), plain.into_data());
+            }
         }
     }
 

@@ -13,7 +13,8 @@ use locum::prune::{Export, ExportDirectory, ExportOptions, Plan, PruneError, Sta
 pub(crate) use arguments::PruneArguments;
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note, place};
+use crate::output::{OutputFile, note};
+use crate::place::{place, spare};
 use report::Report;
 
 pub(crate) fn run(arguments: &PruneArguments) -> Result<(), CliError> {
@@ -125,20 +126,10 @@ impl PruneArguments {
     /// Refuses to write over what is read, and to lose what is read or written with the directory
     /// that is replaced.
     fn spare_inputs(&self) -> Result<(), CliError> {
-        let real = |path: &PathBuf| std::fs::canonicalize(path).ok();
         let inputs = [&self.stats, &self.plan, &self.experts];
-        if let Some(plan_out) = &self.plan_out
-            && let Some(written) = real(plan_out)
-        {
-            let read = inputs.into_iter().flatten().filter_map(real);
-            let in_model = real(&self.model).is_some_and(|model| written.starts_with(model));
-            if in_model || read.into_iter().any(|read| read == written) {
-                return Err(CliError::file(
-                    "write",
-                    plan_out,
-                    "it is one of the files that are read: give another name",
-                ));
-            }
+        if let Some(plan_out) = &self.plan_out {
+            let files = inputs.into_iter().flatten();
+            spare(plan_out, files.chain([&self.model]).map(PathBuf::as_path))?;
         }
         if self.dry_run {
             return Ok(());
@@ -160,7 +151,7 @@ impl PruneArguments {
             ));
         }
         for file in inputs.into_iter().flatten() {
-            if place(file).starts_with(&out) {
+            if file.exists() && place(file).starts_with(&out) {
                 return Err(CliError::file(
                     "replace",
                     given,

@@ -18,7 +18,8 @@ use locum::models::{LoadOptions, Model, ModelFiles};
 use locum::prune::{Metric, Plan, Replacement, Statistics};
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note, place};
+use crate::output::{OutputFile, note};
+use crate::place::{place, spare};
 use figures::{Experts, Figures};
 use heat_map::HeatMap;
 use statistics::{Constants, Score, Substituted};
@@ -192,19 +193,7 @@ fn write(arguments: &ReportArguments, figures: &Figures) -> Result<(), CliError>
 fn spare_inputs(arguments: &ReportArguments, read: &[&Path]) -> Result<(), CliError> {
     let outputs = [Some(arguments.out.as_path()), arguments.svg.as_deref()];
     for out in outputs.into_iter().flatten() {
-        let there = place(out);
-        for input in read {
-            if std::fs::canonicalize(input).is_ok_and(|input| there.starts_with(input)) {
-                return Err(CliError::file(
-                    "write",
-                    out,
-                    format!(
-                        "it is, or is in, {}, which is read: give another place",
-                        input.display()
-                    ),
-                ));
-            }
-        }
+        spare(out, read.iter().copied())?;
     }
     match &arguments.svg {
         Some(svg) if place(svg) == place(&arguments.out) => Err(CliError::Usage(format!(

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use super::{AttentionShape, SelfAttention, attend};
+use crate::linear;
 use crate::{Linear, RmsNorm, Step};
 
 /// How queries and keys are normalised.
@@ -110,9 +111,11 @@ impl SelfAttention for GroupedQueryAttention {
             kv_heads,
             head,
         } = self.options.shape;
-        let queries = self.heads(self.q_proj.forward(x.clone()), heads, &self.q_norm);
-        let keys = self.heads(self.k_proj.forward(x.clone()), kv_heads, &self.k_norm);
-        let values = self.heads(self.v_proj.forward(x), kv_heads, &None);
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [queries, keys, values] = linear::three(x, projections);
+        let queries = self.heads(queries, heads, &self.q_norm);
+        let keys = self.heads(keys, kv_heads, &self.k_norm);
+        let values = self.heads(values, kv_heads, &None);
         let queries = step.rotary().forward(queries);
         let keys = step.rotary().forward(keys);
         let scale = (head as f64).powf(-0.5);
