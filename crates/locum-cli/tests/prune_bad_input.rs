@@ -373,15 +373,10 @@ fn output_that_is_there_or_cannot_be() {
     );
     std::fs::create_dir(here.path("thesis")).unwrap();
     std::fs::write(here.path("thesis/text.tex"), "").unwrap();
-    here.refuses(
-        &line("thesis --force"),
-        &["`thesis` is not replaced", "no `config.json`"],
-    );
+    let forced = line("thesis --force");
+    here.refuses(&forced, &["`thesis` is not replaced", "no `config.json`"]);
     here.write("thesis/config.json", &json!({ "theme": "dark" }));
-    here.refuses(
-        &line("thesis --force"),
-        &["`thesis` is not replaced", "neither `model_type` nor"],
-    );
+    here.refuses(&forced, &["neither `model_type` nor `architectures`"]);
     std::fs::write(here.path("file"), "").unwrap();
     here.refuses(&line("file"), &["file exists already"]);
     here.refuses(

@@ -271,7 +271,10 @@ fn subjects_that_cannot_be_read() {
     refuse("/no/such/stats", &["/no/such/stats"]);
     refuse(&no_stats, &["text.txt", "is not a statistics file"]);
     refuse(weights.to_str().unwrap(), &["is not a statistics file"]);
-    refuse(folder.0.path().to_str().unwrap(), &["it is, or is in,"]);
+    refuse(
+        folder.0.path().to_str().unwrap(),
+        &["it is, or is part of,"],
+    );
     let empty = TempDir::new().unwrap();
     refuse(path(&empty), &["config.json not found"]);
 }
@@ -336,12 +339,12 @@ fn places_that_cannot_be_written() {
     refused_report(
         &folder,
         &[subject, "--out", inside],
-        &["report.html", "is in"],
+        &["report.html", "is part of"],
     );
     refused_report(
         &folder,
         &[subject, "--out", &out, "--svg", inside],
-        &["is in"],
+        &["is part of"],
     );
     assert!(!Path::new(inside).exists());
     refused_report(
