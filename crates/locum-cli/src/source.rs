@@ -26,6 +26,10 @@ pub(crate) struct ModelArgument {
     /// tiny-olmoe-mone25]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+
+    /// The same as --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    directory: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -51,7 +55,7 @@ enum Activations {
 
 impl ModelArgument {
     pub(crate) fn files(&self) -> Result<ModelFiles, CliError> {
-        model_files(self.model.as_deref())
+        model_files(self.model.as_deref().or(self.directory.as_deref()))
     }
 }
 

@@ -27,6 +27,8 @@ fn table_names_layers_experts_bytes_and_format() {
 fn json_has_the_same_numbers() {
     let explicit = fixture("olmoe/explicit");
     let report = stdout(&["inspect", "--json", "--model", explicit.to_str().unwrap()]);
+    let named_alone = stdout(&["inspect", "--json", explicit.to_str().unwrap()]);
+    assert_eq!(report, named_alone);
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(
         report["format"],
