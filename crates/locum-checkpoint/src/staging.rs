@@ -20,6 +20,8 @@ const REPLACED: &str = ".locum-replaced-";
 const CONFIG: &str = "config.json";
 const ARCHITECTURE: [&str; 2] = ["model_type", "architectures"];
 const WEIGHTS: &str = "safetensors";
+/// What a repository keeps its history in.
+const REPOSITORY: &str = ".git";
 
 /// A new directory under a temporary name beside the place where it belongs.
 ///
@@ -175,6 +177,9 @@ fn replaceable(target: &Path, given: &Path) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(target).map_err(files::io_error("list", given))? {
         let entry = entry.map_err(files::io_error("list", given))?;
         empty = false;
+        if entry.file_name() == REPOSITORY {
+            return refused("it holds a `.git`, whose history would be lost; remove it yourself");
+        }
         weights |= Path::new(&entry.file_name()).extension() == Some(OsStr::new(WEIGHTS));
     }
     if empty {

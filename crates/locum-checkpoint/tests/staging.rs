@@ -91,6 +91,9 @@ fn what_is_no_model_is_not_replaced() {
     fs::write(&config, r#"{"architectures": ["OlmoeForCausalLM"]}"#).unwrap();
     assert!(refused(&out, true).contains("no `.safetensors` file"));
     assert_eq!(names(&out), ["config.json", "thesis.tex"]);
+    fs::create_dir(out.join(".git")).unwrap();
+    assert!(refused(&out, true).contains("it holds a `.git`"));
+    fs::remove_dir(out.join(".git")).unwrap();
     fs::remove_file(config).unwrap();
     let file = parent.path().join("file");
     fs::write(&file, "").unwrap();

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use locum::checkpoint::read_text;
 use locum::models::{LayerMemory, Model, ModelError, ModelFiles};
 use locum::prune::{
-    Evaluation, ModelEvaluation, Windows, check_vocabularies, check_windows, evaluate,
+    Evaluation, ModelEvaluation, PruneError, Windows, check_vocabularies, check_windows, evaluate,
 };
 use serde_json::{Value, json};
 
@@ -87,6 +87,10 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
     let length = arguments
         .length
         .unwrap_or_else(|| model.limits().max_positions.min(LENGTH));
+    let most = model.limits().max_positions;
+    if !(1..=most).contains(&length) {
+        return Err(PruneError::Length { length, most }.into());
+    }
     let tokens = Tokens::of(&files, &text)?;
     if let (Some(files), Some(other)) = (&other_files, &other) {
         check_vocabularies(&model, other)?;

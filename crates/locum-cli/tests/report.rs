@@ -314,6 +314,18 @@ fn models_and_plans_that_do_not_fit() {
             [0, 1, 2, 3].map(|number| layer(number, 16, &[16])).to_vec(),
             "replaces expert 16 of layer 0, which has 16",
         ),
+        (
+            [0, 1, 2, 3]
+                .map(|number| layer(number, 16, &[1, 1]))
+                .to_vec(),
+            "the plan's layer 0: ",
+        ),
+        (
+            [0, 1, 2, 3]
+                .map(|number| layer(number, 16, &(0..16).collect::<Vec<_>>()))
+                .to_vec(),
+            "the plan's layer 0: ",
+        ),
     ] {
         write(&layers);
         with(&["--plan", &plan], &["plan.json", part]);

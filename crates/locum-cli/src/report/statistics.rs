@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use locum::models::Model;
 use locum::prune::{ExpertStatistics, LayerStatistics, Plan, PruneError, Replacement, Statistics};
+use locum::substitution::RouteTable;
 
 use super::figures::{Experts, Figures, LayerFigures};
 use super::heat_map::{Cell, HeatMap, Row};
@@ -81,6 +82,9 @@ pub(super) fn planned(
             let constant = replacement.of_statistics(expert);
             of_layer.insert(id, constant.unwrap_or_else(|| vec![0.0; layer.hidden]));
         }
+        let substituted = planned.ids().chain(layer.substituted.iter().copied());
+        RouteTable::new(layer.experts.len() as u32, &substituted.collect::<Vec<_>>())
+            .map_err(|error| format!("the plan's layer {}: {error}", layer.layer))?;
     }
     Ok(constants)
 }

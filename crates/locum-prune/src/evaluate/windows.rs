@@ -40,7 +40,7 @@ impl Windows {
         if ids.len() <= length {
             return Err(PruneError::TextTooShort {
                 tokens: ids.len(),
-                length: length + 1,
+                length: length.saturating_add(1),
             });
         }
         Ok(Self {
