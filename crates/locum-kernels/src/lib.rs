@@ -59,6 +59,11 @@ mod shared;
 mod tasks;
 mod variant;
 
+/// Which order sums have: raised with every change after which a kernel of the same variant adds up the same
+/// numbers in another order, or rounds between them. What was computed with one and what was computed with
+/// another differ in their last digits.
+pub const ORDER_OF_SUMS: u32 = 1;
+
 pub use activation::Activation;
 pub use attention::{Attention, Heads};
 pub use constants::ConstantRoute;

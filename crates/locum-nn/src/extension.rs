@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use locum_kernels::{
     Activation, Activations, ActivationsMut, Attention, ConstantRoute, GatedMlp, Heads,
-    KernelError, Linear, Rotary, Routes, Variant, Weights,
+    KernelError, Linear, ORDER_OF_SUMS, Rotary, Routes, Variant, Weights,
 };
 
 use crate::observer::OutputBuffer;
@@ -117,9 +117,12 @@ pub fn kernels(device: &Device, activations: DType) -> String {
         Ok(variant) if *device == Device::flex() => {
             let products = activations == DType::BF16 && variant.has_bf16_products();
             let products = if products { " with bf16 products" } else { "" };
-            format!("{}{products}", variant.name())
+            format!(
+                "{}{products}, order of sums {ORDER_OF_SUMS}",
+                variant.name()
+            )
         }
-        _ => format!("{device:?}"),
+        _ => format!("{device:?}, order of sums {ORDER_OF_SUMS}"),
     }
 }
 
