@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use locum::models::{Logits, Model, ModelFiles};
 use locum::nn::{DType, ExpertObserver, Observation};
-use locum::prune::{ExpertStatistics, LayerStatistics, Sequences};
+use locum::prune::{
+    Amount, ExpertStatistics, LayerStatistics, Metric, Scope, Sequences, Settings, Statistics,
+    Subject,
+};
 use locum_tests::calibrating::{of_fixture, of_text, selection};
 use locum_tests::{EditedModel, cases, fixture, load, tiny_olmoe};
 use safetensors::SafeTensors;
@@ -284,6 +287,55 @@ fn batch_changes_next_to_nothing() {
     }
 }
 
+/// Of the whole text, where scores are all but equal often enough for a batch to move some routes.
+#[test]
+fn batch_changes_no_choice_of_experts() {
+    let directory = fixture("tiny-olmoe");
+    let model = load(&directory, DType::F32);
+    let subject = Subject::open(&directory).unwrap();
+    let calibration = of_text(&directory, &model, selection(256, None));
+    let [alone, together] = [1, 4].map(|batch| {
+        let calibration = calibration.clone().with_batch(batch);
+        calibration.collect(&model, |_| {}).unwrap()
+    });
+    for ratio in [0.25, 0.5] {
+        let settings = Settings {
+            metric: Metric::Fusion,
+            scope: Scope::Layer,
+            amount: Amount::Ratio(ratio),
+            min_per_layer: 1,
+            seed: 0,
+        };
+        let [alone, together] = [&alone, &together].map(|statistics| {
+            let plan = settings.plan(&subject, Some(statistics)).unwrap();
+            let layers = plan.layers.iter();
+            let ids = layers.map(|layer| layer.ids().collect::<Vec<u32>>());
+            ids.collect::<Vec<_>>()
+        });
+        assert_eq!(alone, together, "{ratio}");
+        let expected = (16.0 * ratio) as usize;
+        assert!(alone.iter().all(|layer| layer.len() == expected));
+    }
+    let experts = |statistics: &Statistics| -> Vec<ExpertStatistics> {
+        let layers = statistics.layers.iter();
+        layers.flat_map(|layer| layer.experts.clone()).collect()
+    };
+    let pairs = experts(&alone).into_iter().zip(experts(&together));
+    let mut agree = 0;
+    for (expert, other) in pairs.filter(|(a, b)| a.tokens == b.tokens && a.tokens > 0) {
+        let off = vector_distance(&expert.mean(), &other.mean());
+        assert!(off <= 1e-5, "{off:e}");
+        for (found, expected) in scalars(&expert).into_iter().zip(scalars(&other)) {
+            assert!(relative(found, expected) <= 1e-5, "{found} {expected}");
+        }
+        agree += 1;
+    }
+    assert!(
+        agree > 32,
+        "only {agree} of 64 experts have the same tokens"
+    );
+}
+
 #[test]
 fn constants_of_a_pruned_model_are_counted_without_outputs() {
     let directory = tiny_olmoe("tiny-olmoe-mone25");
@@ -305,8 +357,6 @@ fn constants_of_a_pruned_model_are_counted_without_outputs() {
             let only_counted = ExpertStatistics {
                 tokens: expert.tokens,
                 score_sum: expert.score_sum,
-                output_sum: vec![0.0; layer.hidden],
-                weighted_output_sum: vec![0.0; layer.hidden],
                 ..ExpertStatistics::default()
             };
             assert_eq!(expert, &only_counted);

@@ -1,7 +1,7 @@
 //! `locum calibrate`: what each expert of a model does on a text.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -89,11 +89,22 @@ pub(crate) fn run(arguments: &CalibrateArguments) -> Result<(), CliError> {
     let mut model = Model::plan(&files, &options)?;
     let calibration = arguments.calibration(&files, &model)?;
     let run = calibration.start(&model, &arguments.out)?;
+    if run.is_finished() {
+        note(&format!(
+            "already counted: {} sequences are in {}",
+            run.progress().total,
+            arguments.out.display()
+        ));
+        return Ok(run.finish(&model, |_| {})?);
+    }
     let (length, batch) = (calibration.length(), calibration.batch());
     announce(
         model.memory(),
         length * batch,
-        Some(("statistics", calibration.bytes(&model))),
+        &[
+            ("statistics", calibration.bytes(&model)),
+            ("outputs of experts", calibration.outputs_bytes(&model)),
+        ],
     );
     let before = run.progress().done;
     if before > 0 {
@@ -104,14 +115,15 @@ pub(crate) fn run(arguments: &CalibrateArguments) -> Result<(), CliError> {
     }
     load(&mut model)?;
 
-    let bar = ProgressBar::new(run.progress().total as u64)
-        .with_position(before as u64)
-        .with_style(
-            ProgressStyle::with_template(
-                "calibrating {wide_bar} {pos}/{len} sequences, {eta} left",
-            )
+    let bar = ProgressBar::new(run.progress().total as u64).with_style(
+        ProgressStyle::with_template("calibrating {wide_bar} {pos}/{len} sequences, {eta} left")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
+    );
+    // What was counted before took no time of this process.
+    bar.set_position(before as u64);
+    bar.tick();
+    bar.reset_eta();
+    bar.enable_steady_tick(Duration::from_secs(1));
     let start = Instant::now();
     let mut done = before;
     let result = run.finish(&model, |progress| {

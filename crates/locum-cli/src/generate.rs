@@ -150,7 +150,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
         .len()
         .saturating_add(options.max_new_tokens)
         .min(model.limits().max_positions);
-    announce(model.memory(), tokens, None);
+    announce(model.memory(), tokens, &[]);
     load(&mut model)?;
 
     let mut out = std::io::stdout().lock();

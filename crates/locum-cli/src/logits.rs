@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     announce(
         model.memory(),
         tokens,
-        Some(("logits", (batch * tokens * vocabulary * 4) as u64)),
+        &[("logits", (batch * tokens * vocabulary * 4) as u64)],
     );
     load(&mut model)?;
 

@@ -24,7 +24,7 @@ pub(crate) struct MergeStatsArguments {
 
 pub(crate) fn run(arguments: &MergeStatsArguments) -> Result<(), CliError> {
     let origin = merge(&arguments.files, &arguments.out)?;
-    let rest = match origin.sequences - origin.counted() {
+    let rest = match origin.sequences.saturating_sub(origin.counted()) {
         0 => String::new(),
         rest => format!("; {rest} are in no file"),
     };

@@ -24,14 +24,15 @@ pub(crate) fn error(error: &CliError) {
 }
 
 /// Says how much memory a model will take for sequences of so many tokens, and for what else.
-pub(crate) fn announce(memory: &MemoryPlan, tokens: usize, more: Option<(&str, u64)>) {
+pub(crate) fn announce(memory: &MemoryPlan, tokens: usize, more: &[(&str, u64)]) {
     let total = memory.total(tokens);
-    let what = more.map_or_else(String::new, |(what, count)| {
-        format!(", {what} {}", bytes(count))
-    });
+    let what = more
+        .iter()
+        .map(|(what, count)| format!(", {what} {}", bytes(*count)));
+    let what: String = what.collect();
     note(&format!(
         "needs {} of memory: weights {}, key-value cache {} for {tokens} tokens{what}",
-        bytes(total + more.map_or(0, |(_, count)| count)),
+        bytes(total + more.iter().map(|(_, count)| count).sum::<u64>()),
         bytes(memory.weights),
         bytes(total - memory.weights),
     ));

@@ -116,14 +116,108 @@ fn other_kernels_are_not_merged() {
         rest.split_once('\\').unwrap().0.to_owned()
     };
     let merged = argument(&bench.file("merged"));
-    if kernels(&first) == "portable" {
-        return; // This machine has no others.
+    assert!(kernels(&out).starts_with("portable, "), "{}", kernels(&out));
+    if kernels(&first) != kernels(&out) {
+        refused(
+            &["merge-stats", &first, &out, "--out", &merged],
+            &["kernels differ", "portable"],
+        );
     }
+    // Whatever this machine has: kernels of the same name whose sums have another order.
+    let bytes = fs::read(&out).unwrap();
+    let order = b"order of sums ";
+    let place = bytes.windows(order.len()).position(|w| w == order);
+    let mut other = bytes.clone();
+    other[place.unwrap() + order.len()] = b'x';
+    let changed = argument(&bench.file("changed"));
+    fs::write(&changed, other).unwrap();
     refused(
-        &["merge-stats", &first, &out, "--out", &merged],
-        &["kernels differ", "portable"],
+        &["merge-stats", &out, &changed, "--out", &merged],
+        &["kernels differ", "order of sums x"],
     );
     assert!(!Path::new(&merged).exists());
+}
+
+#[test]
+fn only_statistics_are_replaced() {
+    let bench = Bench::new();
+    let weights = bench.file("other.safetensors");
+    fs::copy(fixture("tiny-olmoe/model.safetensors"), &weights).unwrap();
+    let before = fs::read(&weights).unwrap();
+    let text_before = fs::read(&bench.text).unwrap();
+    let no_statistics = &["exists and is no statistics file", "--out"];
+    refused(&bench.arguments(&argument(&weights), &[]), no_statistics);
+    refused(
+        &bench.arguments(&bench.text, &[]),
+        &["calib.txt is read and written at once", "--out"],
+    );
+    let part = argument(&bench.calibrated("part", &["--shard", "1/2"]));
+    let counted = fs::read(&part).unwrap();
+    refused(
+        &["merge-stats", &part, "--out", &argument(&weights)],
+        no_statistics,
+    );
+    refused(
+        &["merge-stats", &part, "--out", &part],
+        &["part is read and written at once"],
+    );
+    assert!(fs::read(&weights).unwrap() == before);
+    assert!(fs::read(&bench.text).unwrap() == text_before);
+    assert!(fs::read(&part).unwrap() == counted);
+    // Statistics of something else are.
+    let part = bench.calibrated("part", &["--shard", "2/2"]);
+    assert!(fs::read(part).unwrap() != counted);
+    let left = fs::read_dir(bench.folder.path()).unwrap();
+    assert_eq!(left.count(), 3, "the text, the weights and the statistics");
+}
+
+#[test]
+fn what_is_counted_is_not_counted_again() {
+    let bench = Bench::new();
+    let model = bench.file("model");
+    copy_model(&model);
+    let mut arguments = bench.arguments("", &["--shard", "2/2"]);
+    let (model_argument, out) = (argument(&model), bench.file("out"));
+    let out_argument = argument(&out);
+    let place = arguments.iter().position(|a| a.is_empty()).unwrap();
+    (arguments[1], arguments[place]) = (&model_argument, &out_argument);
+    let calibrate = || {
+        let output = run(&arguments);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        said.contains("already counted")
+    };
+    assert!(!calibrate());
+    let before = (
+        fs::read(&out).unwrap(),
+        fs::metadata(&out).unwrap().modified().unwrap(),
+    );
+    assert!(calibrate());
+    let after = (
+        fs::read(&out).unwrap(),
+        fs::metadata(&out).unwrap().modified().unwrap(),
+    );
+    assert!(before == after);
+    // A damaged one is, and so is one that is older than the weights.
+    fs::write(&out, &before.0[..before.0.len() - 1]).unwrap();
+    assert!(!calibrate());
+    assert!(calibrate());
+    let weights = fs::File::options()
+        .write(true)
+        .open(model.join("model.safetensors"));
+    weights
+        .unwrap()
+        .set_modified(std::time::SystemTime::now())
+        .unwrap();
+    assert!(!calibrate());
+    assert!(fs::read(&out).unwrap() == before.0);
+}
+
+fn copy_model(to: &Path) {
+    fs::create_dir(to).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(fixture("tiny-olmoe").join(file), to.join(file)).unwrap();
+    }
 }
 
 #[test]

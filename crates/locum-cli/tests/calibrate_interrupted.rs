@@ -95,8 +95,15 @@ fn killed_at_any_moment_it_goes_on_and_writes_the_same_bytes() {
 #[test]
 fn progress_is_that_of_one_calibration_only() {
     let folder = TempDir::new().unwrap();
-    let [model, text_file, out] = paths(&folder);
-    let arguments = arguments(&model, &text_file, &out);
+    let [fixture, text_file, out] = paths(&folder);
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(Path::new(&fixture).join(file), model.join(file)).unwrap();
+    }
+    let weights = model.join("model.safetensors");
+    let model = model.to_str().unwrap();
+    let arguments = arguments(model, &text_file, &out);
     let partial = PathBuf::from(format!("{out}.partial"));
     // Until it has counted something.
     let mut process = locum(&arguments).stderr(Stdio::null()).spawn().unwrap();
@@ -125,10 +132,29 @@ fn progress_is_that_of_one_calibration_only() {
     refused(&shard, &["stats.partial", "sequences are"]);
     let fewer = [&arguments[..], &["--sequences", "8"]].concat();
     refused(&fewer, &["numbers of sequences"]);
+    // Its experts may be others now.
+    let weights = fs::File::options().write(true).open(weights).unwrap();
+    let modified = weights.metadata().unwrap().modified().unwrap();
+    weights
+        .set_modified(modified + Duration::from_secs(9))
+        .unwrap();
+    refused(&arguments, &["other weights", "delete", "stats.partial"]);
+    weights.set_modified(modified).unwrap();
+    // While another process has the place.
+    let lock = fs::File::create(folder.path().join(".stats.locum-lock")).unwrap();
+    lock.lock().unwrap();
+    refused(
+        &arguments,
+        &["another process is calibrating into", "stats"],
+    );
+    drop(lock);
+    assert!(fs::read(&partial).unwrap() == progress, "it is left alone");
 
     let output = run(&arguments);
     assert!(output.status.success());
     assert!(text(&output.stderr).contains("resumed: "));
+    assert!(!partial.exists(), "the file makes it needless");
+    fs::remove_file(&out).unwrap();
     fs::write(&partial, &progress[..progress.len() / 2]).unwrap();
     refused(&arguments, &["stats.partial is not a statistics file"]);
 }

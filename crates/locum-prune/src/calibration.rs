@@ -1,25 +1,26 @@
 //! Calibration: a model computes a text, and its experts are counted.
 
+use std::borrow::Cow;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use locum_models::{Logits, Model, ModelFiles};
+use serde_json::Value;
 
 use crate::collect::Collector;
-use crate::fingerprint::fingerprint;
-use crate::save::{beside, check_place, failed, save, sync_directory};
+use crate::file::{LayerHeader, StatisticsFile};
+use crate::fingerprint::{fingerprint, last_change, state_of_weights};
+use crate::rhythm::Rhythm;
+use crate::save::{Place, failed};
 use crate::sequences::Sequences;
 use crate::statistics::{Origin, Statistics};
-use crate::sums::{self, Sums};
+use crate::sums::Sums;
 use crate::{PruneError, file};
 
 /// About how many tokens are computed at once where nothing is said.
 const TOKENS_AT_ONCE: usize = 1024;
-
-/// How much longer than making progress durable the computation of that progress has to take.
-const DURABLE_FROM: u32 = 100;
 
 /// A part of a calibration, for one of several machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,7 @@ pub struct Calibration {
     sequences: Sequences,
     origin: Origin,
     shard: Range<usize>,
+    experts_per_token: usize,
 }
 
 impl Calibration {
@@ -86,6 +88,7 @@ impl Calibration {
             shard: 0..sequences.count(),
             sequences,
             origin,
+            experts_per_token: experts_per_token(files.config(), model),
         })
     }
 
@@ -139,37 +142,75 @@ impl Calibration {
         Sums::bytes(model)
     }
 
+    /// What the outputs of a layer's experts take while a chunk is counted: those of one layer at a time
+    /// are in memory.
+    #[must_use]
+    pub fn outputs_bytes(&self, model: &Model) -> u64 {
+        let tokens = self.origin.batch.min(self.shard.len()) * self.origin.length;
+        let of_layer = |hidden: usize| (tokens * self.experts_per_token * hidden) as u64;
+        let hidden = model.moe_layers().iter().map(|(info, _)| info.hidden_size);
+        size_of::<f32>() as u64 * of_layer(hidden.max().unwrap_or(0))
+    }
+
     /// How many sequences are computed at once.
     #[must_use]
     pub fn batch(&self) -> usize {
         self.origin.batch
     }
 
-    /// Starts, or resumes, a run that leaves its statistics in a file; `model` without weights.
+    /// Starts, or resumes, a run that leaves its statistics in a file; `model` without weights. Where the
+    /// file is there already, and is what this would write, nothing is left to do.
     ///
     /// # Errors
     ///
-    /// A place that cannot be written to or is among the model's files; progress of another
-    /// calibration.
+    /// A place that cannot be written to, is among the model's files, is one of the texts, holds what is
+    /// no statistics file, or that another process writes to; progress of another calibration.
     pub fn start(&self, model: &Model, out: &Path) -> Result<Run<'_>, PruneError> {
-        check_place(out, &self.model)?;
-        let partial = beside(out, ".partial");
+        let place = Place::take(out, Some(&self.model), self.sequences.texts())?;
         let mut run = Run {
             sums: Sums::of_model(model),
             next: self.shard.start,
+            weights: state_of_weights(model)?,
+            already: false,
             out: out.into(),
+            place,
             calibration: self,
         };
-        if fs::symlink_metadata(&partial).is_ok() {
-            let (origin, sums) = file::read(&partial)?;
-            self.check_progress(&partial, &origin)?;
+        let partial = beside(out, ".partial");
+        if self.is_counted(model, &run)? {
+            run.already = true;
+            run.next = self.shard.end;
+        } else if fs::symlink_metadata(run.place.progress()).is_ok() {
+            let file = StatisticsFile::open(&partial)?;
+            self.check_progress(&partial, file.origin())?;
+            if file.weights() != Some(&run.weights) {
+                return Err(PruneError::OtherWeights { path: partial });
+            }
+            let sums = file.sums()?;
             if !sums.are_of_the_same(&run.sums) {
                 return Err(PruneError::OtherLayers);
             }
+            run.next = file.origin().covered[0].end;
             run.sums = sums;
-            run.next = origin.covered[0].end;
         }
         Ok(run)
+    }
+
+    /// Whether a run's file is what it would write: of this calibration, and newer than the weights, of
+    /// which statistics know the routers only.
+    fn is_counted(&self, model: &Model, run: &Run<'_>) -> Result<bool, PruneError> {
+        let target = run.place.target();
+        // What cannot be read, of an older version say, is replaced.
+        let Ok(file) = StatisticsFile::open(target) else {
+            return Ok(false);
+        };
+        let made = fs::metadata(target).and_then(|found| found.modified());
+        let made = made.map_err(failed("look at", &run.out))?;
+        let of_this = file.origin().difference(&self.origin).is_none();
+        Ok(of_this
+            && last_change(model)?.is_none_or(|changed| changed < made)
+            && file.weights().is_none()
+            && file.origin().covered.as_slice() == std::slice::from_ref(&self.shard))
     }
 
     /// Calibrates in memory.
@@ -250,18 +291,29 @@ impl Calibration {
 
 /// A calibration whose statistics go to a file.
 ///
-/// After each chunk the sums are written beside the file, as `….partial`: a process that is killed
-/// loses the chunk that it was at, and nothing else. So that it costs at most a hundredth of the time, a
-/// chunk's file is forced to the disk only where what was computed since the last one took a hundred
-/// times as long as that takes: what a power failure leaves of those between is up to the file system.
-/// In the end the file is forced to the disk, and gets its final name.
+/// The sums are written beside the file, as `….partial`, after the first chunk and then as soon as what was
+/// computed since took twenty times as long as writing them did. So writing takes at most a twentieth of
+/// the time, and a process that is killed loses what it computed in at most twenty times the time of one
+/// writing, and the chunk that it was at: that chunk alone, where it takes longer than that.
+///
+/// That is for processes. A file is forced to the disk only where what was computed since the last one was
+/// took a hundred times as long as that takes: what a power failure leaves of those between is up to the
+/// file system. In the end the file is forced to the disk, and gets its name.
+///
+/// Nobody else may start a run of the same file until this is dropped.
 #[derive(Debug)]
 pub struct Run<'c> {
     calibration: &'c Calibration,
+    place: Place,
+    /// As it was given, for messages.
     out: PathBuf,
     sums: Sums,
+    /// The state of the model's weights, for progress.
+    weights: String,
     /// The first sequence that is not counted.
     next: usize,
+    /// Whether the file was there.
+    already: bool,
 }
 
 impl Run<'_> {
@@ -271,77 +323,95 @@ impl Run<'_> {
         self.calibration.progress(self.next)
     }
 
+    /// Whether the file is there already: no weights are needed to finish.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.already
+    }
+
     /// Counts the sequences that are left, and writes the file.
     ///
     /// # Errors
     ///
     /// NaN or an infinity among activations, sums that are too large, a file that cannot be written.
-    /// What was counted until then is kept beside the file.
+    /// What was written until then is kept beside the file.
     pub fn finish(
         mut self,
         model: &Model,
         mut progress: impl FnMut(Progress),
     ) -> Result<(), PruneError> {
         let calibration = self.calibration;
-        let partial = beside(&self.out, ".partial");
         let end = calibration.shard.end;
-        let (mut computed, mut durable) = (Duration::ZERO, Duration::ZERO);
+        let mut rhythm = Rhythm::default();
         let mut outputs = Vec::new();
         progress(self.progress());
         while self.next < end {
             let start = Instant::now();
             self.next = calibration.count_chunk(model, &mut self.sums, &mut outputs, self.next)?;
-            computed += start.elapsed();
-            if self.next < end {
+            rhythm.computed(start.elapsed());
+            if self.next < end
+                && let Some(durable) = rhythm.due()
+            {
                 let start = Instant::now();
-                let to_disk = computed >= durable * DURABLE_FROM;
-                self.save(&partial, to_disk)?;
-                if to_disk {
-                    (computed, durable) = (Duration::ZERO, start.elapsed());
-                }
+                self.save_progress(durable)?;
+                rhythm.saved(start.elapsed(), durable);
             }
             progress(self.progress());
         }
-        self.save(&partial, true)?;
-        fs::rename(&partial, &self.out).map_err(failed("write", &self.out))?;
-        sync_directory(&self.out);
+        if !self.already {
+            let target = self.place.target();
+            self.save(target, None, true)?;
+        }
+        self.remove_progress();
         Ok(())
     }
 
-    fn save(&self, path: &Path, durable: bool) -> Result<(), PruneError> {
+    fn save_progress(&self, durable: bool) -> Result<(), PruneError> {
+        self.save(&self.place.progress(), Some(&self.weights), durable)
+    }
+
+    fn save(&self, path: &Path, weights: Option<&str>, durable: bool) -> Result<(), PruneError> {
         let origin = self.calibration.origin(self.next);
-        save(path, durable, |out| file::write(&self.sums, &origin, out))
+        let layers: Vec<LayerHeader> = self.sums.layers.iter().map(LayerHeader::of).collect();
+        let sums = |place: usize| Ok(Cow::Borrowed(&self.sums.layers[place]));
+        self.place.save(path, durable, |to| {
+            file::write(&origin, weights, &layers, sums, &self.out, to)
+        })
+    }
+
+    /// Removes the progress of this calibration, which the file makes needless; what is none stays.
+    fn remove_progress(&self) {
+        let path = self.place.progress();
+        let of_this = |file: StatisticsFile| {
+            file.weights().is_some()
+                && (self.calibration.check_progress(&path, file.origin())).is_ok()
+        };
+        if StatisticsFile::open(&path).is_ok_and(of_this) {
+            let _ = fs::remove_file(&path);
+        }
     }
 }
 
-/// Puts the statistics of parts of a calibration together: what is written is the same, bit by bit, in
-/// whatever parts and order, and that of all parts is what a calibration without parts writes.
-///
-/// # Errors
-///
-/// Files that cannot be read, that were not made in the same way, or that count a sequence twice; a
-/// place that cannot be written to.
-pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Origin, PruneError> {
-    let (first, rest) = parts.split_first().ok_or(PruneError::NothingToMerge)?;
-    check_place(out, Path::new(""))?;
-    let (mut origin, mut sums) = file::read(first)?;
-    for path in rest {
-        let (other, other_sums) = file::read(path)?;
-        if let Some((what, first_value, second)) = origin.difference(&other) {
-            return Err(PruneError::Differ {
-                paths: [first.clone(), path.clone()],
-                what,
-                first: first_value,
-                second,
-            });
-        }
-        origin.covered.extend(other.covered);
-        origin.covered = sums::join(&origin.covered).map_err(|sequences| PruneError::Overlap {
-            path: path.clone(),
-            sequences,
-        })?;
-        sums.add(&other_sums)?;
-    }
-    save(out, true, |out| file::write(&sums, &origin, out))?;
-    Ok(origin)
+/// How many experts a token is routed to, for what memory is needed: all of them where it is not known.
+fn experts_per_token(config: &Value, model: &Model) -> usize {
+    let maps = [config.get("text_config"), Some(config)]
+        .into_iter()
+        .flatten();
+    let said = maps.filter_map(|map| map.get("num_experts_per_tok")?.as_u64());
+    let tables = model
+        .moe_layers()
+        .iter()
+        .map(|(_, table)| table.num_logical());
+    let most = tables.max().unwrap_or(0);
+    said.map(|said| said as usize)
+        .next()
+        .unwrap_or(most)
+        .min(most)
+}
+
+/// A path with something more at its end.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
 }

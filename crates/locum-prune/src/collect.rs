@@ -55,8 +55,8 @@ impl<'s> Collector<'s> {
             return Ok(());
         };
         let (length, first) = (self.length, self.first);
-        // Their sums are the same, bit by bit: any of them will do.
-        let variant = Variant::available()[0];
+        let variant = Variant::detect()
+            .map_err(|error| PruneError::setting("LOCUM_CPU", error.to_string()))?;
         let hidden = layer.hidden;
         let constants = ConstantRoutes::of(observation, layer);
         layer.tokens += constants.tokens as u64;

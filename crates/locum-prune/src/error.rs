@@ -100,6 +100,42 @@ pub enum PruneError {
         model: PathBuf,
     },
 
+    /// A file that would be replaced by statistics and is none.
+    #[error(
+        "{} exists and is no statistics file: give another --out", path.display()
+    )]
+    NotReplaced {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// A file that would be replaced by what is made from it.
+    #[error("{} is read and written at once: give another --out", path.display())]
+    OutputIsInput {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// A place that another process writes to.
+    #[error(
+        "another process is calibrating into {}: wait for it, or give another --out",
+        path.display()
+    )]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// Progress of the same calibration, whose weights have changed since.
+    #[error(
+        "{} was counted with other weights: the files of the model have changed since; delete {}",
+        path.display(), path.display()
+    )]
+    OtherWeights {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// Activations that cannot be counted.
     #[error(
         "the output or the router weight of expert {expert} in layer {layer} is NaN or infinite in \
@@ -188,6 +224,13 @@ pub enum PruneError {
     /// Statistics of one model with different layers.
     #[error("statistics of the same model have different layers: one of the files is damaged")]
     OtherLayers,
+
+    /// More tokens than there can be.
+    #[error("the files count more than 2^64 tokens in layer {layer}: one of them is damaged")]
+    TooManyTokens {
+        /// The global decoder layer.
+        layer: u32,
+    },
 
     /// A setting that cannot be.
     #[error("{setting} {reason}")]

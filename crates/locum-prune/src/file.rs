@@ -11,24 +11,35 @@
 //! | `layers.L.output_sum` | `[retained, hidden, 2]` | `Σy` |
 //! | `layers.L.weighted_output_sum` | `[retained, hidden, 2]` | `Σw²·y` |
 //!
+//! Progress of a calibration is such a file with a second entry, `locum_progress`: a hash of the weights'
+//! files, as they were.
+//!
 //! A sum is a whole number of 2⁻⁷² in two's complement of 128 bits, as two words, the lower one first.
 //! The same sums are the same bytes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::{self, Write};
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 
-use locum_checkpoint::read_file;
+use bytes::Bytes;
+use locum_checkpoint::map_file;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use crate::PruneError;
+use crate::save::failed;
 use crate::statistics::{Origin, Statistics};
 use crate::sums::{ExpertSums, LayerSums, SCALARS, Sums};
 
 const ENTRY: &str = "locum_statistics";
+const PROGRESS: &str = "locum_progress";
 const VERSION: u32 = 1;
+/// The longest header that is looked at: that of the safetensors crate.
+const LONGEST_HEADER: u64 = 100_000_000;
 
 /// What `__metadata__` says.
 #[derive(Serialize, Deserialize)]
@@ -50,14 +61,40 @@ struct AnyVersion {
     version: u32,
 }
 
-#[derive(Serialize, Deserialize)]
-struct LayerHeader {
+/// What is said of a layer beside its sums.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LayerHeader {
     layer: u32,
     prefix: String,
     hidden: usize,
     tokens: u64,
     experts: usize,
     substituted: Vec<u32>,
+}
+
+impl LayerHeader {
+    pub(crate) fn of(sums: &LayerSums) -> Self {
+        Self {
+            layer: sums.layer,
+            prefix: sums.prefix.clone(),
+            hidden: sums.hidden,
+            tokens: sums.tokens,
+            experts: sums.experts.len(),
+            substituted: sums.substituted.clone(),
+        }
+    }
+
+    /// That of the sums of both.
+    pub(crate) fn add(&mut self, other: &Self) -> Result<(), PruneError> {
+        let tokens = self.tokens.checked_add(other.tokens);
+        let tokens = tokens.ok_or(PruneError::TooManyTokens { layer: self.layer })?;
+        self.tokens = other.tokens;
+        if self != other {
+            return Err(PruneError::OtherLayers);
+        }
+        self.tokens = tokens;
+        Ok(())
+    }
 }
 
 /// The tensors of a layer.
@@ -87,8 +124,8 @@ impl Part {
         format!("layers.{layer}.{part}")
     }
 
-    fn shape(self, layer: &LayerSums) -> Vec<usize> {
-        let experts = layer.experts.len();
+    fn shape(self, layer: &LayerHeader) -> Vec<usize> {
+        let experts = layer.experts;
         match self {
             Self::Tokens => vec![experts],
             Self::Scalars => vec![experts, SCALARS, 2],
@@ -117,28 +154,60 @@ impl Part {
     }
 }
 
-/// Writes sums, a layer's part at a time.
-pub(crate) fn write(sums: &Sums, origin: &Origin, out: &mut dyn Write) -> io::Result<()> {
-    let layers = sums.layers.iter().map(|layer| LayerHeader {
-        layer: layer.layer,
-        prefix: layer.prefix.clone(),
-        hidden: layer.hidden,
-        tokens: layer.tokens,
-        experts: layer.experts.len(),
-        substituted: layer.substituted.clone(),
-    });
+/// Writes sums, a layer's part at a time, to what is called `path` in messages; `sums` gives those of a
+/// layer by its place. `weights` is there in progress only.
+pub(crate) fn write<'s>(
+    origin: &Origin,
+    weights: Option<&str>,
+    layers: &[LayerHeader],
+    mut sums: impl FnMut(usize) -> Result<Cow<'s, LayerSums>, PruneError>,
+    path: &Path,
+    out: &mut dyn Write,
+) -> Result<(), PruneError> {
+    let written = |result: io::Result<()>| result.map_err(failed("write", path));
+    let header =
+        header(origin, weights, layers).map_err(|error| failed("write", path)(error.into()));
+    written(out.write_all(&header?))?;
+    let mut bytes = Vec::new();
+    for place in 0..layers.len() {
+        let layer = sums(place)?;
+        for part in Part::ALL {
+            bytes.clear();
+            for expert in &layer.experts {
+                if let Part::Tokens = part {
+                    bytes.extend(expert.tokens.to_le_bytes());
+                }
+                for sum in part.sums(expert) {
+                    bytes.extend_from_slice(&sum.to_le_bytes());
+                }
+            }
+            written(out.write_all(&bytes))?;
+        }
+    }
+    Ok(())
+}
+
+/// All that is before the sums.
+fn header(
+    origin: &Origin,
+    weights: Option<&str>,
+    layers: &[LayerHeader],
+) -> serde_json::Result<Vec<u8>> {
     let header = Header {
         version: VERSION,
         body: Body {
             origin: origin.clone(),
-            layers: layers.collect(),
+            layers: layers.to_vec(),
         },
     };
+    let mut metadata = json!({ ENTRY: serde_json::to_string(&header)? });
+    if let Some(weights) = weights {
+        metadata[PROGRESS] = weights.into();
+    }
     let mut entries = Map::new();
-    let header = serde_json::to_string(&header)?;
-    entries.insert("__metadata__".into(), json!({ ENTRY: header }));
+    entries.insert("__metadata__".into(), metadata);
     let mut offset = 0;
-    for layer in &sums.layers {
+    for layer in layers {
         for part in Part::ALL {
             let shape = part.shape(layer);
             let end = offset + 8 * shape.iter().product::<usize>();
@@ -150,100 +219,180 @@ pub(crate) fn write(sums: &Sums, origin: &Origin, out: &mut dyn Write) -> io::Re
     let mut entries = serde_json::to_vec(&entries)?;
     // Tensors start at a multiple of their elements' size.
     entries.resize(entries.len().next_multiple_of(8), b' ');
-    out.write_all(&(entries.len() as u64).to_le_bytes())?;
-    out.write_all(&entries)?;
-    let mut bytes = Vec::new();
-    for layer in &sums.layers {
-        for part in Part::ALL {
-            bytes.clear();
-            for expert in &layer.experts {
-                if let Part::Tokens = part {
-                    bytes.extend(expert.tokens.to_le_bytes());
-                }
-                for sum in part.sums(expert) {
-                    bytes.extend_from_slice(&sum.to_le_bytes());
-                }
-            }
-            out.write_all(&bytes)?;
-        }
+    Ok([&(entries.len() as u64).to_le_bytes(), entries.as_slice()].concat())
+}
+
+/// Whether a file says that it holds statistics, of whatever version, or progress; what it holds is not
+/// looked at.
+pub(crate) fn is_statistics(path: &Path) -> bool {
+    let header = || -> io::Result<Value> {
+        let mut file = File::open(path)?;
+        let mut length = [0; 8];
+        file.read_exact(&mut length)?;
+        let mut header = Vec::new();
+        let length = u64::from_le_bytes(length).min(LONGEST_HEADER);
+        file.take(length).read_to_end(&mut header)?;
+        Ok(serde_json::from_slice(&header)?)
+    };
+    header().is_ok_and(|header| header["__metadata__"][ENTRY].is_string())
+}
+
+/// A statistics file, whose layers are read one by one.
+#[derive(Debug)]
+pub(crate) struct StatisticsFile {
+    path: PathBuf,
+    bytes: Bytes,
+    contents: Contents,
+}
+
+/// What a file says beside its sums; that its tensors are those is checked.
+#[derive(Debug)]
+struct Contents {
+    origin: Origin,
+    weights: Option<String>,
+    layers: Vec<LayerHeader>,
+}
+
+impl StatisticsFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, PruneError> {
+        let bytes = map_file(path)?;
+        let contents = parse(&bytes).map_err(|reason| PruneError::NotStatistics {
+            path: path.into(),
+            reason,
+        })?;
+        Ok(Self {
+            path: path.into(),
+            bytes,
+            contents,
+        })
     }
-    Ok(())
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.contents.origin
+    }
+
+    pub(crate) fn layers(&self) -> &[LayerHeader] {
+        &self.contents.layers
+    }
+
+    /// What progress says of the weights.
+    pub(crate) fn weights(&self) -> Option<&str> {
+        self.contents.weights.as_deref()
+    }
+
+    /// The sums of a layer, by its place.
+    pub(crate) fn layer(&self, place: usize) -> Result<LayerSums, PruneError> {
+        let tensors = SafeTensors::deserialize(&self.bytes).map_err(|error| error.to_string());
+        tensors
+            .and_then(|tensors| parse_layer(&self.contents.layers[place], &tensors))
+            .map_err(|reason| PruneError::NotStatistics {
+                path: self.path.clone(),
+                reason,
+            })
+    }
+
+    /// The sums of all layers.
+    pub(crate) fn sums(&self) -> Result<Sums, PruneError> {
+        let layers = (0..self.layers().len()).map(|place| self.layer(place));
+        Ok(Sums {
+            layers: layers.collect::<Result<_, _>>()?,
+        })
+    }
 }
 
-/// Reads sums.
-pub(crate) fn read(path: &Path) -> Result<(Origin, Sums), PruneError> {
-    let bytes = read_file(path)?;
-    parse(&bytes).map_err(|reason| PruneError::NotStatistics {
-        path: path.into(),
-        reason,
-    })
-}
-
-fn parse(bytes: &[u8]) -> Result<(Origin, Sums), String> {
+fn parse(bytes: &[u8]) -> Result<Contents, String> {
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
-    let entry = metadata
-        .metadata()
-        .as_ref()
-        .and_then(|entries: &HashMap<String, String>| entries.get(ENTRY))
-        .ok_or_else(|| format!("it has no `{ENTRY}` among its metadata"))?;
+    let entries = metadata.metadata().as_ref();
+    let entry = |name| entries.and_then(|entries: &HashMap<String, String>| entries.get(name));
+    let said = entry(ENTRY).ok_or_else(|| format!("it has no `{ENTRY}` among its metadata"))?;
     let wrong = |error: serde_json::Error| format!("`{ENTRY}` {error}");
-    let AnyVersion { version } = serde_json::from_str(entry).map_err(wrong)?;
+    let AnyVersion { version } = serde_json::from_str(said).map_err(wrong)?;
     if version != VERSION {
         return Err(format!(
             "its version is {version}, this program reads {VERSION}: calibrate again"
         ));
     }
-    let Body { origin, layers } = serde_json::from_str(entry).map_err(wrong)?;
+    let Body { origin, layers } = serde_json::from_str(said).map_err(wrong)?;
+    origin.check()?;
+    if let Some(pair) = layers.windows(2).find(|p| p[0].layer >= p[1].layer) {
+        let (layer, before) = (pair[1].layer, pair[0].layer);
+        return Err(format!("layer {layer} comes after layer {before}"));
+    }
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let layers = layers.iter().map(|layer| parse_layer(layer, &tensors));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
-    Ok((origin, Sums { layers }))
+    let counted = origin.counted().checked_mul(origin.length);
+    for layer in &layers {
+        check_layer(layer, &tensors)?;
+        if counted.is_none_or(|counted| layer.tokens > counted as u64) {
+            return Err(format!(
+                "it counts {} tokens in layer {}, more than {} sequences of {} have",
+                layer.tokens,
+                layer.layer,
+                origin.counted(),
+                origin.length
+            ));
+        }
+    }
+    Ok(Contents {
+        weights: entry(PROGRESS).cloned(),
+        origin,
+        layers,
+    })
 }
 
-fn parse_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<LayerSums, String> {
+/// A tensor of a layer, which must be of `U64`.
+fn tensor<'t>(
+    tensors: &SafeTensors<'t>,
+    layer: &LayerHeader,
+    part: Part,
+) -> Result<TensorView<'t>, String> {
+    let name = part.name(layer.layer);
+    let tensor = tensors.tensor(&name).map_err(|error| error.to_string())?;
+    if tensor.dtype() == Dtype::U64 {
+        return Ok(tensor);
+    }
+    Err(format!("`{name}` is {:?}, not U64", tensor.dtype()))
+}
+
+/// The header's sizes are memory: they must be those of tensors, which are in the file.
+fn check_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<(), String> {
     let number = header.layer;
-    let tensor = |part: Part| {
-        let name = part.name(number);
-        let tensor = tensors.tensor(&name).map_err(|error| error.to_string())?;
-        if tensor.dtype() == Dtype::U64 {
-            return Ok(tensor);
-        }
-        Err(format!("`{name}` is {:?}, not U64", tensor.dtype()))
-    };
-    // The header's sizes are memory: they must be those of tensors, which are in the file.
-    let retained = tensor(Part::Output)?.shape().first().copied();
-    let experts = tensor(Part::Tokens)?.shape().first().copied();
+    let shape = |part| Ok::<_, String>(tensor(tensors, header, part)?.shape().to_vec());
+    let (experts, output) = (shape(Part::Tokens)?, shape(Part::Output)?);
     let substituted = &header.substituted;
     let in_order = substituted.windows(2).all(|pair| pair[0] < pair[1]);
     let within = substituted
         .last()
         .is_none_or(|&last| (last as usize) < header.experts);
-    let sizes = experts == Some(header.experts)
-        && retained == header.experts.checked_sub(substituted.len())
-        && tensor(Part::Output)?.shape().get(1) == Some(&header.hidden);
+    let sizes = experts.first() == Some(&header.experts)
+        && output.first().copied() == header.experts.checked_sub(substituted.len())
+        && output.get(1) == Some(&header.hidden);
     if !sizes || !in_order || !within {
         return Err(format!(
             "what `{ENTRY}` says of layer {number} is not what the tensors are"
         ));
     }
+    for part in Part::ALL {
+        let (found, expected) = (shape(part)?, part.shape(header));
+        if found != expected {
+            let name = part.name(number);
+            return Err(format!("`{name}` is {found:?}, expected {expected:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads a layer that was checked.
+fn parse_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<LayerSums, String> {
     let mut layer = LayerSums::new(
-        number,
+        header.layer,
         header.prefix.clone(),
         header.hidden,
         header.experts,
-        substituted.clone(),
+        header.substituted.clone(),
     );
     layer.tokens = header.tokens;
     for part in Part::ALL {
-        let tensor = tensor(part)?;
-        let expected = part.shape(&layer);
-        if tensor.shape() != expected {
-            return Err(format!(
-                "`{}` is {:?}, expected {expected:?}",
-                part.name(number),
-                tensor.shape()
-            ));
-        }
+        let tensor = tensor(tensors, header, part)?;
         if let Part::Tokens = part {
             let (words, _) = tensor.data().as_chunks::<8>();
             for (expert, word) in layer.experts.iter_mut().zip(words) {
@@ -256,114 +405,32 @@ fn parse_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<LayerS
             *sum = i128::from_le_bytes(*value);
         }
     }
+    let more = layer.experts.iter().position(|e| e.tokens > layer.tokens);
+    if let Some(expert) = more {
+        return Err(format!(
+            "it counts more tokens for expert {expert} of layer {} than the layer saw",
+            layer.layer
+        ));
+    }
     Ok(layer)
 }
 
 impl Statistics {
-    /// Reads a statistics file.
+    /// Reads a statistics file, layer by layer: beside what is returned, the exact sums of one layer are
+    /// in memory at once.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, or that is not one of these.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, PruneError> {
-        let (origin, sums) = read(path.as_ref())?;
-        Ok(sums.statistics(origin))
+        let file = StatisticsFile::open(path.as_ref())?;
+        let layers = (0..file.layers().len()).map(|place| Ok(file.layer(place)?.statistics()));
+        Ok(Self {
+            layers: layers.collect::<Result<_, PruneError>>()?,
+            origin: file.origin().clone(),
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sums() -> Sums {
-        let mut layer = LayerSums::new(3, "model.layers.3.mlp.experts".into(), 2, 3, vec![1]);
-        layer.tokens = 12;
-        for (index, expert) in layer.experts.iter_mut().enumerate() {
-            expert.tokens = 4 + index as u64;
-            expert.scalars = [1, -2, i128::MAX, i128::MIN, 5, index as i128];
-        }
-        layer.experts[2].output = vec![-7, 1 << 100];
-        Sums {
-            layers: vec![layer],
-        }
-    }
-
-    fn written(sums: &Sums) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write(sums, &Origin::default(), &mut bytes).expect("written");
-        bytes
-    }
-
-    #[test]
-    fn what_is_written_is_read() {
-        let bytes = written(&sums());
-        assert_eq!(parse(&bytes), Ok((Origin::default(), sums())));
-        assert_eq!(bytes, written(&sums()), "the same bytes");
-    }
-
-    /// Counts what is written.
-    struct Counter(u64);
-
-    impl Write for Counter {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len() as u64;
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn statistics_of_16_layers_of_64_experts_take_at_most_80_mb() {
-        let layer = |layer| {
-            let prefix = format!("model.layers.{layer}.mlp.experts");
-            LayerSums::new(layer, prefix, 2048, 64, Vec::new())
-        };
-        let sums = Sums {
-            layers: (0..16).map(layer).collect(),
-        };
-        let mut counter = Counter(0);
-        write(&sums, &Origin::default(), &mut counter).expect("counted");
-        assert!(
-            (64_000_000..80_000_000).contains(&counter.0),
-            "{}",
-            counter.0
-        );
-        let elements = |sums: &ExpertSums| sums.output.capacity() + sums.weighted_output.capacity();
-        let experts = sums.layers.iter().flat_map(|layer| &layer.experts);
-        let memory = experts
-            .map(|e| size_of_val(e) + 16 * elements(e))
-            .sum::<usize>();
-        assert!(memory < 80_000_000, "{memory}");
-    }
-
-    #[test]
-    fn what_is_no_statistics_file_is_refused() {
-        let bytes = written(&sums());
-        assert!(parse(&bytes[..bytes.len() - 1]).is_err(), "cut short");
-        assert!(parse(b"not safetensors at all").is_err());
-        let other =
-            safetensors::serialize::<&str, safetensors::tensor::TensorView<'_>, _>([], None);
-        let error = parse(&other.expect("serialized")).expect_err("no entry");
-        assert!(error.contains(ENTRY), "{error}");
-        let replaced = |from: &str, to: &str| {
-            let at = bytes.windows(from.len()).position(|w| w == from.as_bytes());
-            let at = at.expect("in the file");
-            let mut bytes = bytes.clone();
-            bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
-            parse(&bytes).expect_err("refused")
-        };
-        let error = replaced(r#"version\":1"#, r#"version\":9"#);
-        assert!(error.contains("version is 9"), "{error}");
-        for (from, to) in [
-            (r#"hidden\":2"#, r#"hidden\":9"#),
-            (r#"experts\":3"#, r#"experts\":9"#),
-            (r#"substituted\":[1]"#, r#"substituted\":[9]"#),
-        ] {
-            let error = replaced(from, to);
-            assert!(error.contains("layer 3"), "{error}");
-        }
-    }
-}
+mod tests;

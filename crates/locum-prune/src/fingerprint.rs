@@ -1,10 +1,15 @@
 //! Which model statistics are of.
 
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use locum_models::{Model, ModelFiles};
 use locum_substitution::name::LayerName;
 use sha2::{Digest, Sha256};
 
 use crate::PruneError;
+use crate::save::failed;
 
 /// Fields that say how weights are stored, not what is computed.
 const STORAGE: [&str; 2] = ["torch_dtype", "dtype"];
@@ -59,6 +64,38 @@ pub fn fingerprint(files: &ModelFiles, model: &Model) -> Result<String, PruneErr
         hash.bytes(tensor.bytes());
     }
     Ok(hash.finish())
+}
+
+/// A hash of the names, sizes and times of a model's weight files: it is another one where they were
+/// changed, and may be where they were copied.
+pub(crate) fn state_of_weights(model: &Model) -> Result<String, PruneError> {
+    let mut hash = Hash::new("locum weight files 1");
+    for (file, size, modified) in weight_files(model)? {
+        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        hash.bytes(file.as_os_str().as_encoded_bytes());
+        hash.number(size);
+        hash.number(since.as_secs());
+        hash.number(since.subsec_nanos().into());
+    }
+    Ok(hash.finish())
+}
+
+/// When a model's weight files were last written to; none of weights that are in no file.
+pub(crate) fn last_change(model: &Model) -> Result<Option<SystemTime>, PruneError> {
+    let files = weight_files(model)?;
+    Ok(files.into_iter().map(|(_, _, modified)| modified).max())
+}
+
+/// The weight files with their sizes and times; those of a model in memory are none.
+fn weight_files(model: &Model) -> Result<Vec<(&Path, u64, SystemTime)>, PruneError> {
+    let files = model.checkpoint().files().filter(|file| file.exists());
+    let look = |file| {
+        let found = fs::metadata(file)?;
+        Ok((file, found.len(), found.modified()?))
+    };
+    files
+        .map(|file| look(file).map_err(failed("look at", file)))
+        .collect()
 }
 
 /// Whether a tensor is of the router of an MoE layer, or corrects its choice.

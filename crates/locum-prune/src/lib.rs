@@ -62,17 +62,19 @@ mod export;
 mod file;
 mod fingerprint;
 mod fixed;
+mod merge;
 mod metric;
 mod output_error;
 mod plan;
 mod replacement;
+mod rhythm;
 mod save;
 mod sequences;
 mod statistics;
 mod subject;
 mod sums;
 
-pub use calibration::{Calibration, Progress, Run, Shard, merge};
+pub use calibration::{Calibration, Progress, Run, Shard};
 pub use choice::{Amount, RankedExpert, RankedLayer, Scope, Settings, rank};
 pub use constants::stored_constants;
 pub use error::PruneError;
@@ -82,6 +84,7 @@ pub use evaluate::{
 };
 pub use export::{Export, ExportDirectory, ExportOptions, LeftOut};
 pub use fingerprint::fingerprint;
+pub use merge::merge;
 pub use metric::Metric;
 pub use output_error::OutputError;
 pub use plan::{LayerPlan, Plan, PlannedExpert};

@@ -25,13 +25,24 @@ pub struct Selection {
 }
 
 /// Sequences of one length.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Sequences {
     length: usize,
     seed: Option<u64>,
     /// `[sequences, length]`
     ids: Vec<i64>,
+    /// The files that they are from.
+    texts: Vec<PathBuf>,
 }
+
+/// The same tokens, and drawn in the same way, whatever files they are from.
+impl PartialEq for Sequences {
+    fn eq(&self, other: &Self) -> bool {
+        (self.length, self.seed, &self.ids) == (other.length, other.seed, &other.ids)
+    }
+}
+
+impl Eq for Sequences {}
 
 impl Sequences {
     /// Reads texts: each is tokenized for itself, without special tokens, and their tokens follow each
@@ -60,7 +71,10 @@ impl Sequences {
                 .map_err(|error| locum_models::ModelError::Tokenizer(error.to_string()))?;
             ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
         }
-        Self::from_ids(&ids, limits, selection)
+        Ok(Self {
+            texts: texts.to_vec(),
+            ..Self::from_ids(&ids, limits, selection)?
+        })
     }
 
     /// Takes sequences of a text that is tokens already: its non-overlapping windows, in order. What
@@ -104,6 +118,7 @@ impl Sequences {
             length,
             seed: selection.seed,
             ids: chosen.copied().collect(),
+            texts: Vec::new(),
         })
     }
 
@@ -117,6 +132,11 @@ impl Sequences {
     #[must_use]
     pub fn count(&self) -> usize {
         self.ids.len() / self.length
+    }
+
+    /// The files that they are from, where they are from files.
+    pub(crate) fn texts(&self) -> &[PathBuf] {
+        &self.texts
     }
 
     /// The seed that they were drawn by.

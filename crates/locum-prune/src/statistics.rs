@@ -51,6 +51,22 @@ impl Origin {
         self.counted() == self.sequences
     }
 
+    /// What cannot be so of any calibration, which a file may say all the same.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut end = None;
+        for range in &self.covered {
+            let follows = end.is_none_or(|end| range.start > end);
+            if !follows || range.is_empty() || range.end > self.sequences {
+                return Err(format!(
+                    "its sequences {range:?} of {} are not ranges in order",
+                    self.sequences
+                ));
+            }
+            end = Some(range.end);
+        }
+        Ok(())
+    }
+
     /// The first thing but coverage that two differ in, with what it is in each.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let of = |origin: &Self| {
@@ -109,9 +125,9 @@ pub struct ExpertStatistics {
     pub squared_norm_sum: f64,
     /// `Σ w²·‖y‖²`
     pub weighted_squared_norm_sum: f64,
-    /// `Σ y`, `[hidden]`
+    /// `Σ y`, `[hidden]`; empty where the expert was a constant already.
     pub output_sum: Vec<f64>,
-    /// `Σ w²·y`, `[hidden]`
+    /// `Σ w²·y`, the same.
     pub weighted_output_sum: Vec<f64>,
 }
 

@@ -69,17 +69,6 @@ impl Sums {
         layers.sum()
     }
 
-    /// Adds the sums of other sequences of the same model.
-    pub(crate) fn add(&mut self, other: &Self) -> Result<(), PruneError> {
-        if self.layers.len() != other.layers.len() {
-            return Err(PruneError::OtherLayers);
-        }
-        for (sums, other) in self.layers.iter_mut().zip(&other.layers) {
-            sums.add(other)?;
-        }
-        Ok(())
-    }
-
     /// Whether they are of the same layers and experts.
     pub(crate) fn are_of_the_same(&self, other: &Self) -> bool {
         let mut pairs = self.layers.iter().zip(&other.layers);
@@ -128,12 +117,14 @@ impl LayerSums {
             && (&self.prefix, &self.substituted) == (&other.prefix, &other.substituted)
     }
 
-    fn add(&mut self, other: &Self) -> Result<(), PruneError> {
+    /// Adds the sums of other sequences of the same layer.
+    pub(crate) fn add(&mut self, other: &Self) -> Result<(), PruneError> {
         if !self.is_of_the_same(other) {
             return Err(PruneError::OtherLayers);
         }
         let layer = self.layer;
-        self.tokens += other.tokens;
+        let tokens = self.tokens.checked_add(other.tokens);
+        self.tokens = tokens.ok_or(PruneError::TooManyTokens { layer })?;
         for (expert, (sums, other)) in self.experts.iter_mut().zip(&other.experts).enumerate() {
             let added = sums.add(other);
             added.ok_or(PruneError::TooLarge { layer, expert })?;
@@ -141,16 +132,15 @@ impl LayerSums {
         Ok(())
     }
 
-    fn statistics(&self) -> LayerStatistics {
+    /// As numbers.
+    pub(crate) fn statistics(&self) -> LayerStatistics {
         LayerStatistics {
             layer: self.layer,
             prefix: self.prefix.clone(),
             hidden: self.hidden,
             tokens: self.tokens,
             substituted: self.substituted.clone(),
-            experts: (self.experts.iter())
-                .map(|expert| expert.statistics(self.hidden))
-                .collect(),
+            experts: (self.experts.iter()).map(ExpertSums::statistics).collect(),
         }
     }
 }
@@ -171,7 +161,7 @@ impl ExpertSums {
         Some(())
     }
 
-    fn statistics(&self, hidden: usize) -> ExpertStatistics {
+    fn statistics(&self) -> ExpertStatistics {
         let [
             score,
             squared_score,
@@ -180,11 +170,7 @@ impl ExpertSums {
             squared_norm,
             weighted_squared_norm,
         ] = self.scalars.map(fixed::to_f64);
-        let channels = |sums: &[i128]| {
-            let mut channels: Vec<f64> = sums.iter().copied().map(fixed::to_f64).collect();
-            channels.resize(hidden, 0.0);
-            channels
-        };
+        let channels = |sums: &[i128]| sums.iter().copied().map(fixed::to_f64).collect();
         ExpertStatistics {
             tokens: self.tokens,
             score_sum: score,
@@ -237,12 +223,18 @@ mod tests {
         let layer = LayerSums::new(2, "model.layers.2.mlp.experts".into(), 3, 4, vec![1, 3]);
         let channels: Vec<usize> = layer.experts.iter().map(|e| e.output.len()).collect();
         assert_eq!(channels, [3, 0, 3, 0]);
-        assert_eq!(layer.statistics().experts[1].output_sum, [0.0; 3]);
+        let statistics = layer.statistics();
+        let channels = statistics.experts.iter().map(|e| e.output_sum.len());
+        assert_eq!(channels.collect::<Vec<_>>(), [3, 0, 3, 0]);
     }
 
     #[test]
     fn sum_beyond_the_largest_names_layer_and_expert() {
         let mut sums = LayerSums::new(5, "p".into(), 1, 2, Vec::new());
+        sums.tokens = u64::MAX;
+        let error = sums.clone().add(&sums).map_err(|error| error.to_string());
+        assert!(error.expect_err("overflow").contains("layer 5"));
+        sums.tokens = 1;
         sums.experts[1].output[0] = i128::MAX - 1;
         let other = sums.clone();
         let error = sums.add(&other).map_err(|error| error.to_string());
