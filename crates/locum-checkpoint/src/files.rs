@@ -4,7 +4,6 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
 use std::path::Path;
 
-use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -53,22 +52,6 @@ pub fn read_file(path: impl AsRef<Path>) -> Result<Vec<u8>, CheckpointError> {
     let bytes = fs::read(path).map_err(io_error("read", path))?;
     readable(path, &bytes)?;
     Ok(bytes)
-}
-
-/// Maps a whole file into memory: as [`read_file`], but nothing is read until it is looked at, and the
-/// system may take back the memory of what was read.
-///
-/// As with [`Checkpoint::open`](crate::Checkpoint::open), nobody may write into the file or cut it short
-/// meanwhile; that it is replaced by another of its name is no harm.
-///
-/// # Errors
-///
-/// Those of [`read_file`].
-pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes, CheckpointError> {
-    let path = path.as_ref();
-    let map = map(path)?;
-    readable(path, map.bytes())?;
-    Ok(map.view(0..map.bytes().len()))
 }
 
 /// Reads a JSON file into a type.

@@ -79,7 +79,8 @@ mod writer;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use files::{check_length, map_file, read_file, read_json, read_text};
+pub use files::{check_length, read_file, read_json, read_text};
+pub use map::FileMap;
 pub use staging::StagedDirectory;
 pub use stored::StoredBytes;
 pub use writer::{NewCheckpoint, NewTensor};

@@ -4,16 +4,34 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
 
+use crate::{CheckpointError, files};
+
 /// A whole file in memory. Nothing of it is read until it is looked at.
+///
+/// As with [`Checkpoint::open`](crate::Checkpoint::open), nobody may write into the file or cut it short
+/// meanwhile; that another one takes its name is no harm.
 #[derive(Clone, Debug)]
-pub(crate) struct FileMap(Arc<Mmap>);
+pub struct FileMap(Arc<Mmap>);
 
 impl FileMap {
+    /// Maps a file; as [`read_file`](crate::read_file), but nothing is read yet.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read_file`](crate::read_file).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let path = path.as_ref();
+        let map = files::map(path)?;
+        files::readable(path, map.bytes())?;
+        Ok(map)
+    }
+
     pub(crate) fn new(file: &File) -> io::Result<Self> {
         // SAFETY: the map is private to its `Mmap`, read-only, and lives as long as what it hands
         // out, so within this process nothing writes to it. What cannot be promised is that no
@@ -23,15 +41,20 @@ impl FileMap {
         unsafe { Mmap::map(file) }.map(|map| Self(Arc::new(map)))
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// All of it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
     /// A part of the file. When the last copy of it is dropped, its pages leave the process: they
     /// stay in the system's page cache, from where they come back if they are looked at again.
     ///
-    /// `range` is within the file.
-    pub(crate) fn view(&self, range: Range<usize>) -> Bytes {
+    /// # Panics
+    ///
+    /// Once it is looked at, if `range` is not within the file.
+    #[must_use]
+    pub fn view(&self, range: Range<usize>) -> Bytes {
         Bytes::from_owner(View {
             map: self.clone(),
             range,

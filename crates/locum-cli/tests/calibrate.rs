@@ -185,7 +185,14 @@ fn what_is_counted_is_not_counted_again() {
         let output = run(&arguments);
         let said = text(&output.stderr);
         assert!(output.status.success(), "{said}");
-        said.contains("already counted")
+        let already = said.contains("already counted");
+        // 2 sequences of 16 tokens, 4 experts each, 128 channels of 4 bytes.
+        assert_ne!(
+            already,
+            said.contains("outputs of experts 65.5 kB"),
+            "{said}"
+        );
+        already
     };
     assert!(!calibrate());
     let before = (
@@ -211,6 +218,24 @@ fn what_is_counted_is_not_counted_again() {
         .unwrap();
     assert!(!calibrate());
     assert!(fs::read(&out).unwrap() == before.0);
+}
+
+#[cfg(unix)]
+#[test]
+fn link_is_followed() {
+    let bench = Bench::new();
+    let first = bench.calibrated("first", &["--shard", "1/2"]);
+    let second = bench.calibrated("second", &["--shard", "2/2"]);
+    let link = bench.file("link");
+    std::os::unix::fs::symlink(&second, &link).unwrap();
+    bench.calibrated("link", &["--shard", "1/2"]);
+    assert_eq!(fs::read_link(&link).unwrap(), second);
+    assert!(fs::read(&first).unwrap() == fs::read(&second).unwrap());
+    let link = argument(&link);
+    refused(
+        &["merge-stats", &argument(&second), "--out", &link],
+        &["link is read and written at once"],
+    );
 }
 
 fn copy_model(to: &Path) {

@@ -176,11 +176,11 @@ impl Calibration {
             place,
             calibration: self,
         };
-        let partial = beside(out, ".partial");
         if self.is_counted(model, &run)? {
             run.already = true;
             run.next = self.shard.end;
         } else if fs::symlink_metadata(run.place.progress()).is_ok() {
+            let partial = run.place.progress();
             let file = StatisticsFile::open(&partial)?;
             self.check_progress(&partial, file.origin())?;
             if file.weights() != Some(&run.weights) {
@@ -407,11 +407,4 @@ fn experts_per_token(config: &Value, model: &Model) -> usize {
         .next()
         .unwrap_or(most)
         .min(most)
-}
-
-/// A path with something more at its end.
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    name.into()
 }

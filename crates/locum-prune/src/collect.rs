@@ -5,6 +5,7 @@
 //! how many threads there are.
 
 use locum_kernels::{Moments, Variant};
+use locum_models::ModelError;
 use locum_nn::{ExpertObserver, ExpertOutputs, Observation};
 use locum_substitution::Route;
 use rayon::prelude::*;
@@ -55,8 +56,7 @@ impl<'s> Collector<'s> {
             return Ok(());
         };
         let (length, first) = (self.length, self.first);
-        let variant = Variant::detect()
-            .map_err(|error| PruneError::setting("LOCUM_CPU", error.to_string()))?;
+        let variant = Variant::detect().map_err(|error| ModelError::Kernels(error.to_string()))?;
         let hidden = layer.hidden;
         let constants = ConstantRoutes::of(observation, layer);
         layer.tokens += constants.tokens as u64;

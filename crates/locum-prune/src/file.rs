@@ -21,10 +21,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
-use locum_checkpoint::map_file;
+use locum_checkpoint::FileMap;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -241,7 +241,7 @@ pub(crate) fn is_statistics(path: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct StatisticsFile {
     path: PathBuf,
-    bytes: Bytes,
+    map: FileMap,
     contents: Contents,
 }
 
@@ -251,18 +251,20 @@ struct Contents {
     origin: Origin,
     weights: Option<String>,
     layers: Vec<LayerHeader>,
+    /// Where in the file their sums are.
+    places: Vec<Range<usize>>,
 }
 
 impl StatisticsFile {
     pub(crate) fn open(path: &Path) -> Result<Self, PruneError> {
-        let bytes = map_file(path)?;
-        let contents = parse(&bytes).map_err(|reason| PruneError::NotStatistics {
+        let map = FileMap::open(path)?;
+        let contents = parse(map.bytes()).map_err(|reason| PruneError::NotStatistics {
             path: path.into(),
             reason,
         })?;
         Ok(Self {
             path: path.into(),
-            bytes,
+            map,
             contents,
         })
     }
@@ -282,7 +284,9 @@ impl StatisticsFile {
 
     /// The sums of a layer, by its place.
     pub(crate) fn layer(&self, place: usize) -> Result<LayerSums, PruneError> {
-        let tensors = SafeTensors::deserialize(&self.bytes).map_err(|error| error.to_string());
+        // As it goes, it lets go of what was read.
+        let _read = self.map.view(self.contents.places[place].clone());
+        let tensors = SafeTensors::deserialize(self.map.bytes()).map_err(|error| error.to_string());
         tensors
             .and_then(|tensors| parse_layer(&self.contents.layers[place], &tensors))
             .map_err(|reason| PruneError::NotStatistics {
@@ -301,7 +305,8 @@ impl StatisticsFile {
 }
 
 fn parse(bytes: &[u8]) -> Result<Contents, String> {
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
+    let (header, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
     let entries = metadata.metadata().as_ref();
     let entry = |name| entries.and_then(|entries: &HashMap<String, String>| entries.get(name));
     let said = entry(ENTRY).ok_or_else(|| format!("it has no `{ENTRY}` among its metadata"))?;
@@ -332,7 +337,19 @@ fn parse(bytes: &[u8]) -> Result<Contents, String> {
             ));
         }
     }
+    let place = |layer: &LayerHeader| {
+        let offsets = Part::ALL.iter().filter_map(|part| {
+            let found = metadata.info(&part.name(layer.layer))?;
+            Some(found.data_offsets)
+        });
+        let (start, end) = offsets.fold((usize::MAX, 0), |(start, end), (s, e)| {
+            (start.min(s), end.max(e))
+        });
+        let before = size_of::<u64>() + header;
+        before.saturating_add(start).min(before + end)..before + end
+    };
     Ok(Contents {
+        places: layers.iter().map(place).collect(),
         weights: entry(PROGRESS).cloned(),
         origin,
         layers,
