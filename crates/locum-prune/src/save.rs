@@ -22,7 +22,7 @@ pub(crate) struct Place {
     target: PathBuf,
     parent: PathBuf,
     name: OsString,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Place {
@@ -76,7 +76,7 @@ impl Place {
             }
         }
         let place = Self {
-            _lock: Lock::take(&parent.join(hidden(&name, LOCK)), path)?,
+            lock: Lock::take(&parent.join(hidden(&name, LOCK)), path)?,
             target,
             parent,
             name,
@@ -141,7 +141,7 @@ impl Place {
 
     /// Removes files that a process which is no more has left; what cannot be removed stays.
     fn remove_leftovers(&self) {
-        if self._lock.file.is_none() {
+        if self.lock.file.is_none() {
             return;
         }
         let prefix = hidden(&self.name, PARTIAL);
