@@ -144,7 +144,7 @@ fn variant_that_is_not_there_lists_those_that_are() {
             .to_string()
             .starts_with("LOCUM_CPU is `sparc`, this machine has ")
     );
-    assert!(error.to_string().ends_with("portable"));
+    assert!(error.to_string().contains("portable: name one of them"));
     for variant in Variant::available() {
         assert_eq!(
             Variant::named(variant.name()).unwrap().name(),

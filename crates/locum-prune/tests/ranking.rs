@@ -1,5 +1,5 @@
 //! What metrics are, and whom they choose.
-#![allow(clippy::result_large_err, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 use locum_prune::{
     Amount, ExpertStatistics, LayerStatistics, Metric, Plan, PruneError, RankedExpert, RankedLayer,
