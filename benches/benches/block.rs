@@ -22,7 +22,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const SIZES: Sizes = Sizes::OLMOE;
 
 fn main() {
-    let effort = Effort::from_arguments();
+    // As one of the pool's threads, as a model computes.
+    rayon::scope(|_| suite(Effort::from_arguments()));
+}
+
+fn suite(effort: Effort) {
     println!("## block\n\n{}\n", machine());
     println!(
         "One MoE block: hidden {}, intermediate {}, {} experts, top {}, weights bf16, random tokens,\n\

@@ -42,7 +42,7 @@ fn main() {
     olmoe::write(&large).unwrap();
     let name = format!("OLMoE-1B-7B's shape, {} layers", olmoe::LAYERS);
     for activations in [DType::F32, DType::BF16] {
-        let chunks = if effort.is_quick() { 1 } else { 4 };
+        let chunks = if effort.is_quick() { 1 } else { 2 };
         measure(effort, &name, &large, activations, [chunks, 2, 512]);
     }
     println!();

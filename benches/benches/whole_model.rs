@@ -330,7 +330,7 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
         let mut next = 0;
         let mut decode = || {
             let start = Instant::now();
-            for _ in 0..8 {
+            for _ in 0..4 {
                 if next % 64 == 0 {
                     caches = prefix.clone();
                 }
@@ -339,9 +339,10 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
                     .logits(&[vec![next * 31 % 50304]], &mut caches, Logits::Last)
                     .unwrap();
             }
-            8.0 / start.elapsed().as_secs_f64()
+            4.0 / start.elapsed().as_secs_f64()
         };
-        let [tokens, bandwidth] = effort.rates([&mut decode, &mut read_bandwidth_once()]);
+        let ([tokens, bandwidth], ratio) =
+            effort.rates_and_ratio([&mut decode, &mut read_bandwidth_once()]);
         let operations = olmoe::operations(PROMPT) as f64;
         let all = directory == whole;
         let type_name = if bf16 { "bf16" } else { "f32" };
@@ -361,7 +362,7 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
             1.0 / prefills,
             target.columns(of_peak)
         );
-        let share = tokens * olmoe::active_bytes(olmoe::TOP_K) as f64 / bandwidth;
+        let share = ratio * olmoe::active_bytes(olmoe::TOP_K) as f64;
         let target = match (all, bandwidth > 40e9) {
             (false, _) => Target::None,
             (true, false) => Target::AtLeast(0.95),

@@ -46,7 +46,20 @@ impl Effort {
 
     /// The median of each rate, measured in turns: at least three rounds after a warm-up, and as
     /// many as the budget holds.
-    pub fn rates<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
+    pub fn rates<const N: usize>(&self, measure: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
+        self.rounds(measure).map(median)
+    }
+
+    /// The medians of two rates, and of the first one's part of the second one in the same turn: a
+    /// limit that moves between turns does not blur it.
+    pub fn rates_and_ratio(&self, measure: [&mut dyn FnMut() -> f64; 2]) -> ([f64; 2], f64) {
+        let rounds = self.rounds(measure);
+        let ratios = rounds[0].iter().zip(&rounds[1]).map(|(a, b)| a / b);
+        let ratio = median(ratios.collect());
+        (rounds.map(median), ratio)
+    }
+
+    fn rounds<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> [Vec<f64>; N] {
         let mut rates = [const { Vec::new() }; N];
         for measure in &mut measure {
             measure();
@@ -57,10 +70,7 @@ impl Effort {
                 rates.push(measure());
             }
         }
-        rates.map(|mut rates| {
-            rates.sort_by(f64::total_cmp);
-            rates[rates.len() / 2]
-        })
+        rates
     }
 
     /// The median time of some work, in seconds: of at least three runs after a warm-up, and of as
@@ -77,6 +87,11 @@ impl Effort {
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
     }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// A measurement of the bytes per second that all threads together read from memory, 512 MiB at a
