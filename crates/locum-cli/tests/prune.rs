@@ -12,11 +12,11 @@ use tempfile::TempDir;
 
 const MODEL: &str = "tiny-olmoe";
 
-struct Workplace {
+struct Scratch {
     directory: TempDir,
 }
 
-impl Workplace {
+impl Scratch {
     fn new() -> Self {
         Self {
             directory: TempDir::new().unwrap(),
@@ -73,7 +73,7 @@ fn read(path: &Path) -> Value {
 
 #[test]
 fn statistics_become_a_model_that_runs() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     here.calibrate();
     let report = here
         .json("prune {tiny-olmoe} --stats {stats} --ratio 0.25 --out {out} --plan-out {plan.json}");
@@ -134,7 +134,7 @@ fn statistics_become_a_model_that_runs() {
 
 #[test]
 fn plan_is_applied_as_it_was_made() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     here.calibrate();
     here.locum(
         "prune {tiny-olmoe} --stats {stats} --scope model --ratio 0.3 --out {a} --plan-out {plan}",
@@ -167,7 +167,7 @@ fn plan_is_applied_as_it_was_made() {
 
 #[test]
 fn dry_run_says_what_would_be_done_and_does_nothing() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     let line = "prune {tiny-olmoe} --metric weights --replace zero --keep 10";
     let said = here.locum(&format!("{line} --dry-run"));
     assert!(said.contains("    0       16      16     10  "), "{said}");
@@ -196,7 +196,7 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
 
 #[test]
 fn weights_need_no_calibration_and_chance_is_repeatable() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     let ids = |line: &str| {
         let report = here.json(&format!(
             "prune {{tiny-olmoe}} --replace zero --keep 12 --dry-run {line}"
@@ -242,7 +242,7 @@ fn weights_need_no_calibration_and_chance_is_repeatable() {
 
 #[test]
 fn experts_without_a_token_get_zero_and_are_named() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     std::fs::write(here.path("few.txt"), "The Lord said unto Moses, go.").unwrap();
     here.locum("calibrate {tiny-olmoe} --text {few.txt} --length 4 --sequences 1 --out {stats}");
     let line = "prune {tiny-olmoe} --stats {stats} --keep 2 --plan-out {plan}";
@@ -283,7 +283,7 @@ fn experts_without_a_token_get_zero_and_are_named() {
 
 #[test]
 fn pruned_model_is_pruned_further() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     here.calibrate();
     here.locum("prune {tiny-olmoe} --stats {stats} --ratio 0.25 --out {first}");
     here.locum("calibrate {first} --text {text.txt} --length 128 --out {stats2}");
@@ -308,7 +308,7 @@ fn pruned_model_is_pruned_further() {
 
 #[test]
 fn existing_directory_is_replaced_where_that_is_said() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     let line = "prune {tiny-olmoe} --metric weights --replace zero --out {out}";
     here.locum(&format!("{line} --keep 12"));
     std::fs::write(here.path("out/extra"), "of the old one").unwrap();
@@ -325,7 +325,7 @@ fn existing_directory_is_replaced_where_that_is_said() {
 /// The ids that the reference drew, from its file.
 #[test]
 fn given_experts_are_the_ones_that_go() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     let reference = read(&fixture("mone/mone_stats.json"));
     for (name, count) in [("25_random_seed0", 4), ("50_random_seed0", 8)] {
         let ids = &reference["pruned"][name];
@@ -359,7 +359,7 @@ fn names_that_are_no_text_are_shown() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
-    let here = Workplace::new();
+    let here = Scratch::new();
     let model = here.directory.path().join(OsStr::from_bytes(b"m\xff"));
     let out = here.directory.path().join(OsStr::from_bytes(b"out\xff"));
     std::fs::create_dir(&model).unwrap();
@@ -381,7 +381,7 @@ fn names_that_are_no_text_are_shown() {
 /// Files in directories, hidden ones, weights in other forms.
 #[test]
 fn other_files_are_copied_but_for_weights_hidden_ones_and_links() {
-    let here = Workplace::new();
+    let here = Scratch::new();
     let model = here.path("model");
     std::fs::create_dir_all(model.join("code/deep")).unwrap();
     std::fs::create_dir(model.join(".git")).unwrap();
