@@ -5,7 +5,8 @@ use std::path::Path;
 
 use locum::models::ModelFiles;
 use locum::prune::{
-    ExpertStatistics, LayerPlan, LayerStatistics, Origin, Plan, PlannedExpert, Statistics, Subject,
+    ChannelSums, ExpertStatistics, LayerPlan, LayerStatistics, Origin, Plan, PlannedExpert,
+    Statistics, Subject,
 };
 use locum::substitution::SubstitutionSpec;
 
@@ -22,9 +23,9 @@ pub fn statistics_with_means(subject: &Subject, means: &ByExpert<Vec<f32>>) -> S
         let info = &layer.info;
         let expert = |expert| {
             let mean = means.get(&(info.layer, expert));
-            let sum: Vec<f64> = match mean {
+            let sum: ChannelSums = match mean {
                 Some(mean) => mean.iter().map(|&mean| 2.0 * f64::from(mean)).collect(),
-                None => vec![0.0; info.hidden_size],
+                None => vec![0.0; info.hidden_size].into(),
             };
             ExpertStatistics {
                 tokens: if mean.is_some() { 2 } else { 0 },

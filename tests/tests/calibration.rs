@@ -129,9 +129,12 @@ impl ExpertObserver for PlainSums {
             expert.weighted_norm_sum += weight * squared.sqrt();
             expert.squared_norm_sum += squared;
             expert.weighted_squared_norm_sum += weight * weight * squared;
-            for (channel, &y) in y.iter().enumerate() {
-                expert.output_sum[channel] += f64::from(y);
-                expert.weighted_output_sum[channel] += weight * weight * f64::from(y);
+            for (sums, factor) in [
+                (&mut expert.output_sum, 1.0),
+                (&mut expert.weighted_output_sum, weight * weight),
+            ] {
+                let added = sums.read().into_owned().into_iter().zip(y);
+                *sums = added.map(|(sum, &y)| sum + factor * f64::from(y)).collect();
             }
         }
     }
@@ -161,8 +164,8 @@ fn sums_are_those_of_the_definitions_in_every_architecture() {
             layer.tokens = 0;
             for expert in &mut layer.experts {
                 *expert = ExpertStatistics {
-                    output_sum: vec![0.0; layer.hidden],
-                    weighted_output_sum: vec![0.0; layer.hidden],
+                    output_sum: vec![0.0; layer.hidden].into(),
+                    weighted_output_sum: vec![0.0; layer.hidden].into(),
                     ..ExpertStatistics::default()
                 };
             }
@@ -201,7 +204,7 @@ fn sums_are_those_of_the_definitions_in_every_architecture() {
                     (&expert.output_sum, &expected.output_sum),
                     (&expert.weighted_output_sum, &expected.weighted_output_sum),
                 ] {
-                    for (found, expected) in found.iter().zip(expected) {
+                    for (found, expected) in found.read().iter().zip(expected.read().iter()) {
                         let bound = 1e-12 * (1.0 + expert.norm_sum);
                         assert!((found - expected).abs() <= bound, "{what}, expert {id}");
                     }

@@ -12,6 +12,9 @@ use memmap2::Mmap;
 
 use crate::{CheckpointError, files};
 
+/// The largest page that a file is commonly mapped in, where its size is not asked for.
+const PAGE: usize = 64 << 10;
+
 /// A whole file in memory. Nothing of it is read until it is looked at.
 ///
 /// As with [`Checkpoint::open`](crate::Checkpoint::open), nobody may write into the file or cut it short
@@ -60,6 +63,27 @@ impl FileMap {
             range,
         })
     }
+
+    /// Lets all pages leave the process, from wherever in the file. As with those of a
+    /// [view](Self::view), they come back if they are looked at again. It is for who reads small parts:
+    /// a system may map megabytes around a byte that is looked at.
+    pub fn release(&self) {
+        self.forget(0, self.0.len());
+    }
+
+    /// Forgets which pages are mapped; `start` is the first byte of one.
+    #[cfg(unix)]
+    fn forget(&self, start: usize, end: usize) {
+        if start < end {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: on a map of a file that nobody writes to, this only forgets which pages are
+            // mapped; who looks again gets the same bytes from the file. A failure keeps them.
+            let _ = unsafe { self.0.unchecked_advise_range(advice, start, end - start) };
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn forget(&self, _start: usize, _end: usize) {}
 }
 
 struct View {
@@ -73,23 +97,10 @@ impl AsRef<[u8]> for View {
     }
 }
 
-#[cfg(unix)]
 impl Drop for View {
     fn drop(&mut self) {
-        /// The largest page that a file is commonly mapped in, where its size is not asked for:
-        /// pages that a view shares with its neighbours stay.
-        const PAGE: usize = 64 << 10;
+        // Pages that a view shares with its neighbours stay.
         let start = self.range.start.next_multiple_of(PAGE);
-        let end = self.range.end / PAGE * PAGE;
-        if start < end {
-            let advice = memmap2::UncheckedAdvice::DontNeed;
-            // SAFETY: on a map of a file that nobody writes to, this only forgets which pages are
-            // mapped; who looks again gets the same bytes from the file. A failure keeps them.
-            let _ = unsafe {
-                self.map
-                    .0
-                    .unchecked_advise_range(advice, start, end - start)
-            };
-        }
+        self.map.forget(start, self.range.end / PAGE * PAGE);
     }
 }

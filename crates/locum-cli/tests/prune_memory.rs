@@ -5,13 +5,15 @@
 mod common;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::process::Stdio;
 
 use common::{TestModel, locum};
-use serde_json::{Map, json};
+use locum::models::{LoadOptions, Model, ModelFiles};
+use locum::prune::fingerprint;
+use serde_json::{Map, Value, json};
 
 /// The most memory that a process has had so far, in bytes; none once it is gone.
 fn peak(process: u32) -> Option<u64> {
@@ -35,36 +37,54 @@ fn peak_of(arguments: &[&str]) -> u64 {
     most
 }
 
+/// A safetensors file of zeros, which take no place on the disk; it is where they start.
+fn zeros(path: &Path, header: Map<String, Value>, bytes: usize) -> File {
+    let header = Value::Object(header).to_string();
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len((8 + header.len() + bytes) as u64).unwrap();
+    file
+}
+
+/// A model of zeros, and how many bytes of them there are.
+fn write_zeros(
+    model: &Path,
+    config: &Value,
+    tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
+) -> usize {
+    std::fs::create_dir(model).unwrap();
+    std::fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let mut header = Map::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let start = end;
+        end += 4 * shape.iter().product::<usize>();
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] });
+        header.insert(name, entry);
+    }
+    zeros(&model.join("model.safetensors"), header, end);
+    end
+}
+
 #[test]
 fn memory_does_not_grow_with_the_checkpoint() {
     let here = tempfile::tempdir().unwrap();
     let model = here.path().join("model");
-    std::fs::create_dir(&model).unwrap();
     let mut small = TestModel::of_fixture("olmoe/base");
     // Zeros that take no place on the disk: a vocabulary by which the file has 400 MB.
     let vocabulary = 780_000;
     small.config["vocab_size"] = json!(vocabulary);
-    std::fs::write(model.join("config.json"), small.config.to_string()).unwrap();
-    let mut header = Map::new();
-    let mut end = 0;
-    for (name, tensor) in &small.tensors {
+    let shapes = small.tensors.iter().map(|(name, tensor)| {
         let mut shape = tensor.shape.clone();
         if shape[0] == 160 {
             shape[0] = vocabulary;
         }
-        let start = end;
-        end += 4 * shape.iter().product::<usize>();
-        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] });
-        header.insert(name.clone(), entry);
-    }
-    assert!(end > 390_000_000);
-    let header = serde_json::Value::Object(header).to_string();
-    let mut file = File::create(model.join("model.safetensors")).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes())
-        .unwrap();
-    file.write_all(header.as_bytes()).unwrap();
-    file.set_len((8 + header.len() + end) as u64).unwrap();
-    drop(file);
+        (name.clone(), shape)
+    });
+    let written = write_zeros(&model, &small.config, shapes);
+    assert!(written > 390_000_000);
 
     let out = here.path().join("out");
     let arguments = [
@@ -82,12 +102,21 @@ fn memory_does_not_grow_with_the_checkpoint() {
     assert!(most > 0 && most < 64 << 20, "{most} bytes of memory");
 }
 
-/// Statistics of 32 layers of 64 experts, 134 MB of zeros that take no place on the disk.
-fn statistics(path: &Path, covered: Range<usize>) -> u64 {
-    let (layers, experts, hidden) = (0..32, 64, 2048);
+/// MoE layers that statistics are of.
+struct Counted {
+    model: String,
+    layers: u32,
+    experts: usize,
+    hidden: usize,
+}
+
+/// Statistics of one token a sequence, by which each expert got it and gave zeros, which take no place on
+/// the disk.
+fn statistics(path: &Path, counted: &Counted, covered: Range<usize>) -> u64 {
+    let (experts, hidden) = (counted.experts, counted.hidden);
     let origin = json!({
-        "model": "", "kernels": "", "activations": "", "text": "", "length": 1, "batch": 1,
-        "sequences": 2, "seed": null, "covered": [covered],
+        "model": counted.model, "kernels": "", "activations": "", "text": "", "length": 1,
+        "batch": 1, "sequences": 2, "seed": null, "covered": [covered],
     });
     let of_layer = |layer| {
         json!({
@@ -95,12 +124,13 @@ fn statistics(path: &Path, covered: Range<usize>) -> u64 {
             "hidden": hidden, "tokens": 1, "experts": experts, "substituted": [],
         })
     };
-    let said: Vec<_> = layers.clone().map(of_layer).collect();
+    let said: Vec<_> = (0..counted.layers).map(of_layer).collect();
     let said = json!({ "version": 1, "origin": origin, "layers": said }).to_string();
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "locum_statistics": said }));
-    let mut end = 0;
-    for layer in layers {
+    let (mut end, mut tokens) = (0, Vec::new());
+    for layer in 0..counted.layers {
+        tokens.push(end);
         for (part, shape) in [
             ("tokens", vec![experts]),
             ("scalar_sums", vec![experts, 6, 2]),
@@ -113,14 +143,13 @@ fn statistics(path: &Path, covered: Range<usize>) -> u64 {
             header.insert(format!("layers.{layer}.{part}"), entry);
         }
     }
-    let header = serde_json::Value::Object(header).to_string();
-    let mut file = File::create(path).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes())
-        .unwrap();
-    file.write_all(header.as_bytes()).unwrap();
-    let size = (8 + header.len() + end) as u64;
-    file.set_len(size).unwrap();
-    size
+    let mut file = zeros(path, header, end);
+    let data = file.stream_position().unwrap();
+    for start in tokens {
+        file.seek(SeekFrom::Start(data + start as u64)).unwrap();
+        file.write_all(&1u64.to_le_bytes().repeat(experts)).unwrap();
+    }
+    data + end as u64
 }
 
 #[test]
@@ -128,20 +157,86 @@ fn statistics_are_merged_and_read_layer_by_layer() {
     let here = tempfile::tempdir().unwrap();
     let path = |name: &str| here.path().join(name);
     let [a, b, out, page] = ["a", "b", "out", "page.html"].map(path);
-    let size = statistics(&a, 0..1);
-    statistics(&b, 1..2);
+    let counted = Counted {
+        model: String::new(),
+        layers: 32,
+        experts: 64,
+        hidden: 2048,
+    };
+    statistics(&a, &counted, 0..1);
+    statistics(&b, &counted, 1..2);
     let [a, b, out, page] = [&a, &b, &out, &page].map(|path| path.to_str().unwrap());
     let merging = peak_of(&["merge-stats", a, b, "--out", out]);
     assert!(std::fs::metadata(out).unwrap().len() >= 134_000_000);
-    assert!(
-        merging > 0 && merging < 48 << 20,
-        "{merging} bytes of memory"
-    );
-    // As `f64`, sums are half of the file.
     let reading = peak_of(&["report", out, "--out", page]);
-    let most = size / 2 + (48 << 20);
-    assert!(
-        reading > size / 2 && reading < most,
-        "{reading} bytes of memory"
-    );
+    for most in [merging, reading] {
+        assert!(most > 0 && most < 48 << 20, "{most} bytes of memory");
+    }
+}
+
+/// Sums by channel are 200 MB, which would be 100 MB in memory.
+#[test]
+fn sums_by_channel_of_what_is_kept_are_not_in_memory() {
+    let here = tempfile::tempdir().unwrap();
+    let path = |name: &str| here.path().join(name);
+    let [model, file, out, plan, page] = ["model", "stats", "out", "plan", "page.html"].map(path);
+    let (layers, experts, hidden) = (3, 256, 8192);
+    let mut config = TestModel::of_fixture("qwen3_moe/base").config;
+    config["hidden_size"] = json!(hidden);
+    config["num_experts"] = json!(experts);
+    config["moe_intermediate_size"] = json!(1);
+    let mut shapes = vec![
+        ("lm_head".to_owned(), vec![160, hidden]),
+        ("model.embed_tokens".to_owned(), vec![160, hidden]),
+        ("model.norm".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..layers {
+        let mut add = |part: &str, shape: &[usize]| {
+            shapes.push((format!("model.layers.{layer}.{part}"), shape.to_vec()));
+        };
+        add("input_layernorm", &[hidden]);
+        add("post_attention_layernorm", &[hidden]);
+        add("self_attn.q_proj", &[128, hidden]);
+        add("self_attn.k_proj", &[64, hidden]);
+        add("self_attn.v_proj", &[64, hidden]);
+        add("self_attn.o_proj", &[hidden, 128]);
+        add("self_attn.q_norm", &[32]);
+        add("self_attn.k_norm", &[32]);
+        add("mlp.gate", &[experts, hidden]);
+        for expert in 0..experts {
+            add(&format!("mlp.experts.{expert}.gate_proj"), &[1, hidden]);
+            add(&format!("mlp.experts.{expert}.up_proj"), &[1, hidden]);
+            add(&format!("mlp.experts.{expert}.down_proj"), &[hidden, 1]);
+        }
+    }
+    let shapes = shapes
+        .into_iter()
+        .map(|(module, shape)| (format!("{module}.weight"), shape));
+    write_zeros(&model, &config, shapes);
+    let files = ModelFiles::open(&model).unwrap();
+    let planned = Model::plan(&files, &LoadOptions::default()).unwrap();
+    let counted = Counted {
+        model: fingerprint(&files, &planned).unwrap(),
+        layers,
+        experts,
+        hidden,
+    };
+    let size = statistics(&file, &counted, 0..2);
+    assert!(size > 200_000_000);
+    let [model, file, out, plan, page] =
+        [&model, &file, &out, &plan, &page].map(|path| path.to_str().unwrap());
+    for replacement in ["mean", "least-squares"] {
+        let line = ["prune", model, "--stats", file, "--keep", "250", "--force"];
+        let outputs = ["--replace", replacement, "--out", out, "--plan-out", plan];
+        let pruning = peak_of(&[&line[..], &outputs].concat());
+        let line = ["report", file, "--plan", plan, "--replace", replacement];
+        let reading = peak_of(&[&line[..], &["--out", page]].concat());
+        for most in [pruning, reading] {
+            assert!(most > 0 && most < 64 << 20, "{most} bytes of memory");
+        }
+    }
+    let written = Model::plan(&ModelFiles::open(out).unwrap(), &LoadOptions::default()).unwrap();
+    for (_, table) in written.moe_layers() {
+        assert_eq!(table.substituted(), [0, 1, 2, 3, 4, 5]);
+    }
 }

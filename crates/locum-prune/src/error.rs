@@ -279,7 +279,7 @@ pub enum PruneError {
         /// The expert.
         expert: u32,
         /// The element.
-        value: f64,
+        value: f32,
         /// The type of the layer's experts.
         dtype: Dtype,
     },

@@ -17,23 +17,23 @@
 //! A sum is a whole number of 2⁻⁷² in two's complement of 128 bits, as two words, the lower one first.
 //! The same sums are the same bytes.
 
+mod parse;
+
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use locum_checkpoint::FileMap;
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::PruneError;
+use crate::channel_sums::{BYTES, ChannelSums};
 use crate::save::failed;
-use crate::statistics::{Origin, Statistics};
+use crate::statistics::{LayerStatistics, Origin, Statistics};
 use crate::sums::{ExpertSums, LayerSums, SCALARS, Sums};
+use parse::{Contents, Places, parse, parse_layer, parse_scalars};
 
 const ENTRY: &str = "locum_statistics";
 const PROGRESS: &str = "locum_progress";
@@ -53,12 +53,6 @@ struct Header {
 struct Body {
     origin: Origin,
     layers: Vec<LayerHeader>,
-}
-
-/// What can be told of a file of any version.
-#[derive(Deserialize)]
-struct AnyVersion {
-    version: u32,
 }
 
 /// What is said of a layer beside its sums.
@@ -245,16 +239,6 @@ pub(crate) struct StatisticsFile {
     contents: Contents,
 }
 
-/// What a file says beside its sums; that its tensors are those is checked.
-#[derive(Debug)]
-struct Contents {
-    origin: Origin,
-    weights: Option<String>,
-    layers: Vec<LayerHeader>,
-    /// Where in the file their sums are.
-    places: Vec<Range<usize>>,
-}
-
 impl StatisticsFile {
     pub(crate) fn open(path: &Path) -> Result<Self, PruneError> {
         let map = FileMap::open(path)?;
@@ -284,15 +268,46 @@ impl StatisticsFile {
 
     /// The sums of a layer, by its place.
     pub(crate) fn layer(&self, place: usize) -> Result<LayerSums, PruneError> {
+        self.read(place, parse_layer)
+    }
+
+    /// What statistics have of a layer, by its place: sums by channel stay in the file.
+    fn statistics(&self, place: usize) -> Result<LayerStatistics, PruneError> {
+        let mut layer = self.read(place, parse_scalars)?.statistics();
+        let hidden = layer.hidden;
+        let [output, weighted] = [Part::Output, Part::WeightedOutput]
+            .map(|part| self.contents.places[place].of(part).start);
+        let constants = &layer.substituted;
+        let retained = (0..)
+            .zip(&mut layer.experts)
+            .filter(|(id, _)| constants.binary_search(id).is_err());
+        for (row, (_, expert)) in retained.enumerate() {
+            let of_row = |start| {
+                let size = BYTES * hidden;
+                let start = start + row * size;
+                ChannelSums::of_file(&self.map, start..start + size)
+            };
+            expert.output_sum = of_row(output);
+            expert.weighted_output_sum = of_row(weighted);
+        }
+        Ok(layer)
+    }
+
+    /// Reads something of a layer, by its place.
+    fn read<T>(
+        &self,
+        place: usize,
+        parse: impl FnOnce(&LayerHeader, &Places, &[u8]) -> Result<T, String>,
+    ) -> Result<T, PruneError> {
+        let Contents { layers, places, .. } = &self.contents;
         // As it goes, it lets go of what was read.
-        let _read = self.map.view(self.contents.places[place].clone());
-        let tensors = SafeTensors::deserialize(self.map.bytes()).map_err(|error| error.to_string());
-        tensors
-            .and_then(|tensors| parse_layer(&self.contents.layers[place], &tensors))
-            .map_err(|reason| PruneError::NotStatistics {
+        let _read = self.map.view(places[place].all());
+        parse(&layers[place], &places[place], self.map.bytes()).map_err(|reason| {
+            PruneError::NotStatistics {
                 path: self.path.clone(),
                 reason,
-            })
+            }
+        })
     }
 
     /// The sums of all layers.
@@ -304,144 +319,18 @@ impl StatisticsFile {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Contents, String> {
-    let (header, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
-    let entries = metadata.metadata().as_ref();
-    let entry = |name| entries.and_then(|entries: &HashMap<String, String>| entries.get(name));
-    let said = entry(ENTRY).ok_or_else(|| format!("it has no `{ENTRY}` among its metadata"))?;
-    let wrong = |error: serde_json::Error| format!("`{ENTRY}` {error}");
-    let AnyVersion { version } = serde_json::from_str(said).map_err(wrong)?;
-    if version != VERSION {
-        return Err(format!(
-            "its version is {version}, this program reads {VERSION}: calibrate again"
-        ));
-    }
-    let Body { origin, layers } = serde_json::from_str(said).map_err(wrong)?;
-    origin.check()?;
-    if let Some(pair) = layers.windows(2).find(|p| p[0].layer >= p[1].layer) {
-        let (layer, before) = (pair[1].layer, pair[0].layer);
-        return Err(format!("layer {layer} comes after layer {before}"));
-    }
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let counted = origin.counted().checked_mul(origin.length);
-    for layer in &layers {
-        check_layer(layer, &tensors)?;
-        if counted.is_none_or(|counted| layer.tokens > counted as u64) {
-            return Err(format!(
-                "it counts {} tokens in layer {}, more than {} sequences of {} have",
-                layer.tokens,
-                layer.layer,
-                origin.counted(),
-                origin.length
-            ));
-        }
-    }
-    let place = |layer: &LayerHeader| {
-        let offsets = Part::ALL.iter().filter_map(|part| {
-            let found = metadata.info(&part.name(layer.layer))?;
-            Some(found.data_offsets)
-        });
-        let (start, end) = offsets.fold((usize::MAX, 0), |(start, end), (s, e)| {
-            (start.min(s), end.max(e))
-        });
-        let before = size_of::<u64>() + header;
-        before.saturating_add(start).min(before + end)..before + end
-    };
-    Ok(Contents {
-        places: layers.iter().map(place).collect(),
-        weights: entry(PROGRESS).cloned(),
-        origin,
-        layers,
-    })
-}
-
-/// A tensor of a layer, which must be of `U64`.
-fn tensor<'t>(
-    tensors: &SafeTensors<'t>,
-    layer: &LayerHeader,
-    part: Part,
-) -> Result<TensorView<'t>, String> {
-    let name = part.name(layer.layer);
-    let tensor = tensors.tensor(&name).map_err(|error| error.to_string())?;
-    if tensor.dtype() == Dtype::U64 {
-        return Ok(tensor);
-    }
-    Err(format!("`{name}` is {:?}, not U64", tensor.dtype()))
-}
-
-/// The header's sizes are memory: they must be those of tensors, which are in the file.
-fn check_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<(), String> {
-    let number = header.layer;
-    let shape = |part| Ok::<_, String>(tensor(tensors, header, part)?.shape().to_vec());
-    let (experts, output) = (shape(Part::Tokens)?, shape(Part::Output)?);
-    let substituted = &header.substituted;
-    let in_order = substituted.windows(2).all(|pair| pair[0] < pair[1]);
-    let within = substituted
-        .last()
-        .is_none_or(|&last| (last as usize) < header.experts);
-    let sizes = experts.first() == Some(&header.experts)
-        && output.first().copied() == header.experts.checked_sub(substituted.len())
-        && output.get(1) == Some(&header.hidden);
-    if !sizes || !in_order || !within {
-        return Err(format!(
-            "what `{ENTRY}` says of layer {number} is not what the tensors are"
-        ));
-    }
-    for part in Part::ALL {
-        let (found, expected) = (shape(part)?, part.shape(header));
-        if found != expected {
-            let name = part.name(number);
-            return Err(format!("`{name}` is {found:?}, expected {expected:?}"));
-        }
-    }
-    Ok(())
-}
-
-/// Reads a layer that was checked.
-fn parse_layer(header: &LayerHeader, tensors: &SafeTensors<'_>) -> Result<LayerSums, String> {
-    let mut layer = LayerSums::new(
-        header.layer,
-        header.prefix.clone(),
-        header.hidden,
-        header.experts,
-        header.substituted.clone(),
-    );
-    layer.tokens = header.tokens;
-    for part in Part::ALL {
-        let tensor = tensor(tensors, header, part)?;
-        if let Part::Tokens = part {
-            let (words, _) = tensor.data().as_chunks::<8>();
-            for (expert, word) in layer.experts.iter_mut().zip(words) {
-                expert.tokens = u64::from_le_bytes(*word);
-            }
-        }
-        let (values, _) = tensor.data().as_chunks::<16>();
-        let sums = layer.experts.iter_mut().flat_map(|e| part.sums_mut(e));
-        for (sum, value) in sums.zip(values) {
-            *sum = i128::from_le_bytes(*value);
-        }
-    }
-    let more = layer.experts.iter().position(|e| e.tokens > layer.tokens);
-    if let Some(expert) = more {
-        return Err(format!(
-            "it counts more tokens for expert {expert} of layer {} than the layer saw",
-            layer.layer
-        ));
-    }
-    Ok(layer)
-}
-
 impl Statistics {
-    /// Reads a statistics file, layer by layer: beside what is returned, the exact sums of one layer are
-    /// in memory at once.
+    /// Opens a statistics file and reads the scalars. Sums by channel, which are nearly all of it, are
+    /// read from it when they are [asked for](ChannelSums::read): while these statistics or parts of them
+    /// are there, nobody may write into the file or cut it short. That another file takes its name is no
+    /// harm.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, or that is not one of these.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, PruneError> {
         let file = StatisticsFile::open(path.as_ref())?;
-        let layers = (0..file.layers().len()).map(|place| Ok(file.layer(place)?.statistics()));
+        let layers = (0..file.layers().len()).map(|place| file.statistics(place));
         Ok(Self {
             layers: layers.collect::<Result<_, PruneError>>()?,
             origin: file.origin().clone(),

@@ -24,7 +24,8 @@
 //!
 //! # Pruning
 //!
-//! A [`Subject`] is the model to prune, of which headers are read. [`Settings`] choose a [`Plan`] of it
+//! A [`Subject`] is the model to prune, of which headers are read; of [`Statistics`], scalars are, and
+//! sums by channel ([`ChannelSums`]) when one is asked for. [`Settings`] choose a [`Plan`] of it
 //! by a [`Metric`], a [`Replacement`] makes the constants, and an [`Export`] writes the new checkpoint
 //! without ever loading the old one.
 //!
@@ -53,6 +54,7 @@
 #![deny(missing_docs)]
 
 mod calibration;
+mod channel_sums;
 mod choice;
 mod collect;
 mod constants;
@@ -75,6 +77,7 @@ mod subject;
 mod sums;
 
 pub use calibration::{Calibration, Progress, Run, Shard};
+pub use channel_sums::ChannelSums;
 pub use choice::{Amount, RankedExpert, RankedLayer, Scope, Settings, rank};
 pub use constants::stored_constants;
 pub use error::PruneError;

@@ -48,7 +48,7 @@ impl ExpertStatistics {
             return None;
         }
         let dot = |of: &[f64]| -> f64 { constant.iter().zip(of).map(|(c, of)| c * of).sum() };
-        let error = self.weighted_squared_norm_sum - 2.0 * dot(&self.weighted_output_sum)
+        let error = self.weighted_squared_norm_sum - 2.0 * dot(&self.weighted_output_sum.read())
             + dot(constant) * self.squared_score_sum;
         Some(error.max(0.0))
     }
@@ -111,8 +111,8 @@ mod tests {
             weighted_norm_sum: sum(&|w, y| w * norm(y)),
             squared_norm_sum: sum(&|_, y| norm(y).powi(2)),
             weighted_squared_norm_sum: sum(&|w, y| (w * norm(y)).powi(2)),
-            output_sum: vec![sum(&|_, y| y[0]), sum(&|_, y| y[1])],
-            weighted_output_sum: vec![sum(&|w, y| w * w * y[0]), sum(&|w, y| w * w * y[1])],
+            output_sum: vec![sum(&|_, y| y[0]), sum(&|_, y| y[1])].into(),
+            weighted_output_sum: vec![sum(&|w, y| w * w * y[0]), sum(&|w, y| w * w * y[1])].into(),
         }
     }
 

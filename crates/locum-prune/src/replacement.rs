@@ -38,8 +38,8 @@ pub enum Replacement {
 /// The constants of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Constants {
-    /// `[hidden]` each.
-    pub values: BTreeMap<LayerExpert, Vec<f64>>,
+    /// `[hidden]` each, rounded to `f32`, from which they are rounded to the type that they are stored in.
+    pub values: BTreeMap<LayerExpert, Vec<f32>>,
     /// Experts that no token was routed to, whose constants are therefore zero. None are known of a
     /// replacement that is always zero where there are no statistics.
     pub never_routed: Vec<LayerExpert>,
@@ -55,15 +55,15 @@ impl Replacement {
     /// An expert's constant, `[hidden]`; `None` where no token, or none with a weight, was routed to it.
     #[must_use]
     pub fn of_statistics(self, expert: &ExpertStatistics) -> Option<Vec<f64>> {
-        let (sum, count) = match self {
+        let (sums, count) = match self {
             Self::Mean => (&expert.output_sum, expert.tokens as f64),
             Self::Zero => return Some(vec![0.0; expert.output_sum.len()]),
             Self::LeastSquares => (&expert.weighted_output_sum, expert.squared_score_sum),
         };
-        (count > 0.0).then(|| sum.iter().map(|sum| sum / count).collect())
+        (count > 0.0).then(|| sums.read().iter().map(|sum| sum / count).collect())
     }
 
-    /// The constants of all experts that a plan replaces.
+    /// The constants of all experts that a plan replaces. Sums by channel are read of those experts only.
     ///
     /// # Errors
     ///
@@ -95,7 +95,10 @@ impl Replacement {
                 if counted.is_some() && !routed {
                     constants.never_routed.push(key);
                 }
-                let value = value.unwrap_or_else(|| vec![0.0; layer.info.hidden_size]);
+                let value = value.map_or_else(
+                    || vec![0.0; layer.info.hidden_size],
+                    |value| value.into_iter().map(|element| element as f32).collect(),
+                );
                 constants.values.insert(key, value);
             }
         }
@@ -155,32 +158,30 @@ pub(crate) fn same_shape(subject: &Subject, statistics: &Statistics) -> Result<(
     Ok(())
 }
 
-/// A constant as it is stored, little-endian: rounded to `f32`, and from there to the type, each time
-/// to nearest, ties to even.
+/// A constant as it is stored, little-endian: rounded to the type, to nearest, ties to even.
 ///
 /// # Errors
 ///
 /// A type that constants cannot have, or a value beyond it.
 pub(crate) fn stored(
     key: LayerExpert,
-    value: &[f64],
+    value: &[f32],
     dtype: &Dtype,
 ) -> Result<Vec<u8>, PruneError> {
     let mut bytes = Vec::with_capacity(value.len() * 4);
     for &element in value {
-        let single = element as f32;
         let finite = match dtype {
             Dtype::F32 => {
-                bytes.extend(single.to_le_bytes());
-                single.is_finite()
+                bytes.extend(element.to_le_bytes());
+                element.is_finite()
             }
             Dtype::F16 => {
-                let rounded = f16::from_f32(single);
+                let rounded = f16::from_f32(element);
                 bytes.extend(rounded.to_le_bytes());
                 rounded.is_finite()
             }
             Dtype::Bf16 => {
-                let rounded = bf16::from_f32(single);
+                let rounded = bf16::from_f32(element);
                 bytes.extend(rounded.to_le_bytes());
                 rounded.is_finite()
             }

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Statistics of a whole model, read from a file or just made.
+use crate::ChannelSums;
+
+/// Statistics of a whole model, in a file that was opened or just made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
     /// What they were made of.
@@ -108,7 +110,8 @@ pub struct LayerStatistics {
 }
 
 /// Sums over the tokens that were routed to an expert: `w` is the router weight of the forward pass, `y`
-/// the expert's output before it is weighted.
+/// the expert's output before it is weighted. Only the scalars are in memory: sums by channel are
+/// [read](ChannelSums::read) from the statistics file by who asks for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpertStatistics {
     /// Routed tokens.
@@ -126,9 +129,9 @@ pub struct ExpertStatistics {
     /// `Σ w²·‖y‖²`
     pub weighted_squared_norm_sum: f64,
     /// `Σ y`, `[hidden]`; empty where the expert was a constant already.
-    pub output_sum: Vec<f64>,
+    pub output_sum: ChannelSums,
     /// `Σ w²·y`, the same.
-    pub weighted_output_sum: Vec<f64>,
+    pub weighted_output_sum: ChannelSums,
 }
 
 impl ExpertStatistics {
@@ -137,7 +140,8 @@ impl ExpertStatistics {
     #[must_use]
     pub fn mean(&self) -> Vec<f64> {
         let tokens = self.tokens.max(1) as f64;
-        self.output_sum.iter().map(|sum| sum / tokens).collect()
+        let sums = self.output_sum.read();
+        sums.iter().map(|sum| sum / tokens).collect()
     }
 
     /// `‖std y‖₂ = √(E‖y‖² − ‖E y‖²)`, the root of the variances' sum over channels. Zero where no
@@ -158,7 +162,7 @@ mod tests {
     fn of_three() -> ExpertStatistics {
         ExpertStatistics {
             tokens: 3,
-            output_sum: vec![6.0, 18.0],
+            output_sum: vec![6.0, 18.0].into(),
             squared_norm_sum: 26.0 + 34.0 + 68.0,
             ..ExpertStatistics::default()
         }
@@ -175,7 +179,7 @@ mod tests {
     #[test]
     fn expert_without_tokens_is_zero() {
         let expert = ExpertStatistics {
-            output_sum: vec![0.0; 2],
+            output_sum: vec![0.0; 2].into(),
             ..ExpertStatistics::default()
         };
         assert_eq!((expert.mean(), expert.std_norm()), (vec![0.0; 2], 0.0));

@@ -92,22 +92,36 @@ impl LayerSums {
         experts: usize,
         substituted: Vec<u32>,
     ) -> Self {
-        let of_expert = |expert: usize| {
-            let constant = substituted.binary_search(&(expert as u32)).is_ok();
-            let channels = if constant { 0 } else { hidden };
-            ExpertSums {
-                output: vec![0; channels],
-                weighted_output: vec![0; channels],
-                ..ExpertSums::default()
-            }
-        };
+        let mut sums = Self::without_channels(layer, prefix, hidden, experts, substituted);
+        sums.add_channels();
+        sums
+    }
+
+    /// With scalars only.
+    pub(crate) fn without_channels(
+        layer: u32,
+        prefix: String,
+        hidden: usize,
+        experts: usize,
+        substituted: Vec<u32>,
+    ) -> Self {
         Self {
-            experts: (0..experts).map(of_expert).collect(),
+            experts: vec![ExpertSums::default(); experts],
             layer,
             prefix,
             hidden,
             tokens: 0,
             substituted,
+        }
+    }
+
+    /// Gives sums by channel to those that had none yet.
+    pub(crate) fn add_channels(&mut self) {
+        for (id, expert) in (0..).zip(&mut self.experts) {
+            if self.substituted.binary_search(&id).is_err() {
+                expert.output = vec![0; self.hidden];
+                expert.weighted_output = vec![0; self.hidden];
+            }
         }
     }
 

@@ -18,8 +18,8 @@ fn counted(routes: &[(f64, [f64; 2])]) -> ExpertStatistics {
         weighted_norm_sum: sum(&|w, y| w * norm(y)),
         squared_norm_sum: sum(&|_, y| norm(y) * norm(y)),
         weighted_squared_norm_sum: sum(&|w, y| w * w * norm(y) * norm(y)),
-        output_sum: vec![sum(&|_, y| y[0]), sum(&|_, y| y[1])],
-        weighted_output_sum: vec![sum(&|w, y| w * w * y[0]), sum(&|w, y| w * w * y[1])],
+        output_sum: vec![sum(&|_, y| y[0]), sum(&|_, y| y[1])].into(),
+        weighted_output_sum: vec![sum(&|w, y| w * w * y[0]), sum(&|w, y| w * w * y[1])].into(),
     }
 }
 

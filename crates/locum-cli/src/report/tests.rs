@@ -22,8 +22,8 @@ fn expert(tokens: u64, score: f64) -> ExpertStatistics {
         weighted_norm_sum: 2.0 * mean * count,
         squared_norm_sum: 4.0 * count,
         weighted_squared_norm_sum: 4.0 * mean * mean * count,
-        output_sum: vec![count, 0.0],
-        weighted_output_sum: vec![mean * mean * count, 0.0],
+        output_sum: vec![count, 0.0].into(),
+        weighted_output_sum: vec![mean * mean * count, 0.0].into(),
     }
 }
 

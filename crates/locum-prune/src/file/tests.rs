@@ -38,9 +38,8 @@ fn written(sums: &Sums) -> Vec<u8> {
 
 fn read(bytes: &[u8]) -> Result<(Origin, Sums), String> {
     let contents = parse(bytes)?;
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let layers = contents.layers.iter();
-    let layers = layers.map(|layer| parse_layer(layer, &tensors));
+    let layers = contents.layers.iter().zip(&contents.places);
+    let layers = layers.map(|(layer, places)| parse_layer(layer, places, bytes));
     let layers = layers.collect::<Result<_, _>>()?;
     Ok((contents.origin, Sums { layers }))
 }
@@ -146,13 +145,53 @@ fn size_of_nothing_takes_no_memory() {
     let (_, read) = read(&written(&sums)).expect("read");
     assert_eq!(read, sums);
     assert!(read.layers[0].statistics().experts[1].output_sum.is_empty());
+    let opened = opened(&written(&sums)).expect("opened");
+    assert_eq!(opened, sums.statistics(origin()));
+}
+
+/// Statistics of a file with these bytes, all of which is read.
+fn opened(bytes: &[u8]) -> Result<Statistics, PruneError> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), bytes).expect("written");
+    let statistics = Statistics::open(file.path())?;
+    let experts = statistics.layers.iter().flat_map(|layer| &layer.experts);
+    for expert in experts {
+        assert_eq!(expert.output_sum.read().len(), expert.output_sum.len());
+        let _ = (
+            expert.mean(),
+            expert.std_norm(),
+            expert.weighted_output_sum.read(),
+        );
+    }
+    Ok(statistics)
+}
+
+#[test]
+fn statistics_in_a_file_are_those_that_were_written() {
+    let mut sums = sums();
+    let mut more = LayerSums::new(7, "model.layers.7.mlp.experts".into(), 5, 4, vec![0, 2]);
+    for (id, expert) in more.experts.iter_mut().enumerate() {
+        let channels = expert.output.len();
+        let number = |channel: usize| ((10 * id + channel) as i128 - 7) << (60 + channel);
+        expert.output = (0..channels).map(number).collect();
+        expert.weighted_output = (0..channels).map(|channel| -number(channel)).collect();
+    }
+    sums.layers.push(more);
+    let opened = opened(&written(&sums)).expect("opened");
+    assert_eq!(opened, sums.statistics(origin()));
+    let last = &opened.layers[1].experts[3];
+    let found = (last.output_sum.read(), last.weighted_output_sum.read());
+    // Of 2⁻⁷²: 23 · 2⁶⁰, 24 · 2⁶¹, …
+    let expected = [23.0, 48.0, 100.0, 208.0, 432.0].map(|sum| sum / 4096.0);
+    assert_eq!(*found.0, expected);
+    assert_eq!(*found.1, expected.map(|sum| -sum));
 }
 
 #[test]
 fn any_byte_may_be_wrong() {
     let bytes = written(&sums());
     let mut random = 1u64;
-    for _ in 0..20_000 {
+    for turn in 0..20_000 {
         let mut bytes = bytes.clone();
         for _ in 0..2 {
             random = random
@@ -160,6 +199,10 @@ fn any_byte_may_be_wrong() {
                 .wrapping_add(1);
             let place = (random >> 33) as usize % bytes.len();
             bytes[place] = (random >> 20) as u8;
+        }
+        if turn % 50 == 0 {
+            // What is refused is refused as it is opened.
+            assert_eq!(opened(&bytes).is_ok(), read(&bytes).is_ok());
         }
         if let Ok((origin, sums)) = read(&bytes) {
             assert!(origin.counted() <= origin.sequences);
