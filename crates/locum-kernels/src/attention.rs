@@ -8,7 +8,7 @@
 use half::bf16;
 
 use crate::activation::exp;
-use crate::arch::{self, Ahead, Loads, Machine};
+use crate::arch::{self, Ahead, Loads, Machine, Terms};
 use crate::operand::Element;
 use crate::shared::Shared;
 use crate::{Activations, KernelError, tasks};
@@ -208,12 +208,9 @@ impl<'a> Block<'a> {
         let of = self.of;
         let width = 2 * M::LANES;
         let padded = of.size.next_multiple_of(width);
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head, 1);
+        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
         resize(&mut scratch.queries, PANELS * panel_units);
-        resize(
-            &mut scratch.keys,
-            arch::padded_units::<M>(of.head, 1) * width,
-        );
+        resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
         resize(&mut scratch.scores, self.rows * KEYS);
         resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
         resize(&mut scratch.values, KEYS * width);
@@ -267,18 +264,18 @@ impl<'a> Block<'a> {
         M: Machine + Loads<f32> + Loads<bf16>,
     {
         let of = self.of;
-        resize(panel, arch::panel_units::<M>(self.rows, of.head, M::PARTS));
+        resize(panel, arch::panel_units::<M>(self.rows, of.head));
         let starts = (0..self.rows).map(|row| {
             self.head(row) * of.queries.head_stride + self.token(row) * of.queries.token_stride
         });
         match of.queries.values {
             Activations::F32(values) => {
                 let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
-                arch::pack_few(machine, &rows, M::PARTS, panel);
+                arch::pack_few(machine, &rows, panel);
             }
             Activations::Bf16(values) => {
                 let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
-                arch::pack_few(machine, &rows, M::PARTS, panel);
+                arch::pack_few(machine, &rows, panel);
             }
         }
     }
@@ -316,7 +313,7 @@ impl<'a> Block<'a> {
     {
         let of = self.of;
         let width = 2 * M::LANES;
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head, 1);
+        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
         for tile in (0..count).step_by(width) {
             for side in 0..2 {
                 let keys = (tile + side * M::LANES)..count.min(tile + (side + 1) * M::LANES);
@@ -332,7 +329,9 @@ impl<'a> Block<'a> {
                     &scratch.queries[panel * panel_units..],
                     rows.len(),
                     &scratch.keys,
-                    of.head,
+                    Terms::InLanes {
+                        units: arch::padded_units::<M>(of.head),
+                    },
                     [&mut *left, &mut *right],
                     Ahead::new::<u32>(&[], 0, 0),
                 );
@@ -405,7 +404,7 @@ impl<'a> Block<'a> {
                     &scratch.weights[panel * KEYS * M::MANY..],
                     rows.len(),
                     &scratch.values,
-                    count,
+                    Terms::InTurn { units: count },
                     [&mut *left, &mut *right],
                     Ahead::new::<u32>(&[], 0, 0),
                 );

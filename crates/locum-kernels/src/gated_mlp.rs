@@ -80,10 +80,15 @@ impl GatedMlp<'_> {
     where
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16> + Loads<A>,
     {
+        let from = match self.down {
+            Weights::F32(_) => <M as Loads<f32>>::PACK_FROM,
+            Weights::F16(_) => <M as Loads<f16>>::PACK_FROM,
+            Weights::Bf16(_) => <M as Loads<bf16>>::PACK_FROM,
+        };
         let hidden = match self.gate_up {
-            Weights::F32(gate_up) => self.gate_up(machine, x, gate_up, routes),
-            Weights::F16(gate_up) => self.gate_up(machine, x, gate_up, routes),
-            Weights::Bf16(gate_up) => self.gate_up(machine, x, gate_up, routes),
+            Weights::F32(gate_up) => self.gate_up(machine, x, gate_up, from, routes),
+            Weights::F16(gate_up) => self.gate_up(machine, x, gate_up, from, routes),
+            Weights::Bf16(gate_up) => self.gate_up(machine, x, gate_up, from, routes),
         };
         match self.down {
             Weights::F32(down) => self.down(machine, &hidden, down, results),
@@ -101,16 +106,18 @@ impl GatedMlp<'_> {
         routes: &Routes,
         results: Results<'_>,
     ) {
-        let hidden = self.gate_up(machine, x, gate_up, routes);
+        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<T>>::PACK_FROM, routes);
         self.down(machine, &hidden, down, results);
     }
 
-    /// `activation(gate·x) ⊙ up·x` for each route, packed for the down projection.
+    /// `activation(gate·x) ⊙ up·x` for each route, packed for the down projection, whose weights are packed
+    /// from so many tokens on.
     fn gate_up<'r, M, A, W>(
         &self,
         machine: M,
         x: &[A],
         gate_up: &[W],
+        pack_down_from: usize,
         routes: &'r Routes,
     ) -> Intermediate<'r>
     where
@@ -119,7 +126,7 @@ impl GatedMlp<'_> {
         M: Machine + Loads<A> + Loads<W>,
     {
         let (hidden, intermediate) = (self.hidden, self.intermediate);
-        let mut of_experts = Intermediate::new::<M>(routes, intermediate);
+        let mut of_experts = Intermediate::new::<M>(routes, intermediate, pack_down_from);
         if hidden == 0 || intermediate == 0 {
             of_experts.values.clear();
             return of_experts;
@@ -134,18 +141,23 @@ impl GatedMlp<'_> {
             let (index, column) = (task / blocks, task % blocks * block);
             let expert = &experts[index];
             let last = intermediate.min(column + block);
-            let panels = Panels::new::<M>(expert.active.tokens.len(), hidden);
+            let panels = Panels::new::<M>(
+                expert.active.tokens.len(),
+                hidden,
+                <M as Loads<W>>::PACK_FROM,
+            );
             own.pack(machine, index, &panels, expert.active.tokens, x);
             let matrices = &gate_up[expert.active.row * 2 * intermediate * hidden..];
             let sides = [0, intermediate]
                 .map(|first| &matrices[(first + column) * hidden..(first + last) * hidden]);
             let emit = |tile: product::Tile<'_>| {
                 arch::activate(machine, self.activation, tile.left, tile.right);
-                let panel = &expert.panel_places[tile.panel];
-                let tokens = tile.tokens.len();
                 let width = tile.columns.len();
-                for token in 0..tokens {
-                    let row = &tile.left[token * tile.stride..][..width];
+                for (index, token) in tile.tokens.enumerate() {
+                    let row = &tile.left[index * tile.stride..][..width];
+                    // The panels of the other projection may be others: its weights have their own type.
+                    let panel = &expert.panel_places[expert.panels.of_token(token)];
+                    let (token, tokens) = (token - panel.tokens.start, panel.tokens.len());
                     for (pair, columns) in row.chunks(M::UNIT).enumerate() {
                         let second = columns.get(1).copied().unwrap_or(0.0);
                         let unit = (column + tile.columns.start) / M::UNIT + pair;
@@ -233,12 +245,12 @@ struct Expert<'r> {
 }
 
 impl<'r> Intermediate<'r> {
-    fn new<M: Machine>(routes: &'r Routes, intermediate: usize) -> Self {
+    fn new<M: Machine>(routes: &'r Routes, intermediate: usize, pack_from: usize) -> Self {
         let mut length = 0;
         let experts = routes
             .active()
             .map(|active| {
-                let panels = Panels::new::<M>(active.tokens.len(), intermediate);
+                let panels = Panels::new::<M>(active.tokens.len(), intermediate, pack_from);
                 let start = length;
                 length += panels.units::<M>();
                 Expert {

@@ -37,8 +37,9 @@
 //! # Order of sums
 //!
 //! Work is divided among the threads of the current rayon pool by columns of the output, never
-//! within a sum: results do not depend on the number of threads. They do depend on the variant, and
-//! on how many tokens a row has, because different products are used for few and for many.
+//! within a sum: results do not depend on the number of threads. Nor do a token's results depend on
+//! which and how many other tokens are computed with it: products of few tokens and of many add up in
+//! one order. They do depend on the variant.
 #![deny(missing_docs)]
 
 mod activation;
@@ -62,7 +63,7 @@ mod variant;
 /// Which order sums have: raised with every change after which a kernel of the same variant adds up the same
 /// numbers in another order, or rounds between them. What was computed with one and what was computed with
 /// another differ in their last digits.
-pub const ORDER_OF_SUMS: u32 = 1;
+pub const ORDER_OF_SUMS: u32 = 2;
 
 pub use activation::Activation;
 pub use attention::{Attention, Heads};

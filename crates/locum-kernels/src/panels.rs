@@ -14,8 +14,7 @@ pub(crate) enum Form {
     Many,
 }
 
-/// Tokens in panels of about the same size. Depends on the number of tokens alone, so that results
-/// do not depend on how work is divided.
+/// Tokens in panels of about the same size.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     pub(crate) form: Form,
@@ -23,8 +22,6 @@ pub(crate) struct Panels {
     pub(crate) elements: usize,
     tokens: usize,
     panels: usize,
-    /// Of a step, see [`Simd::PARTS`].
-    parts: usize,
 }
 
 /// One panel.
@@ -37,18 +34,18 @@ pub(crate) struct Panel {
 }
 
 impl Panels {
-    pub(crate) fn new<M: Simd>(tokens: usize, elements: usize) -> Self {
-        let (form, most, parts) = if tokens < M::PACK_FROM {
-            (Form::Few, M::FEW, M::PARTS)
+    /// For a product with weights that are packed from so many tokens on.
+    pub(crate) fn new<M: Simd>(tokens: usize, elements: usize, pack_from: usize) -> Self {
+        let (form, most) = if tokens < pack_from {
+            (Form::Few, M::FEW)
         } else {
-            (Form::Many, M::MANY, 1)
+            (Form::Many, M::MANY)
         };
         Self {
             form,
             elements,
             tokens,
             panels: tokens.div_ceil(most),
-            parts,
         }
     }
 
@@ -59,18 +56,30 @@ impl Panels {
     /// The panels, in order.
     pub(crate) fn iter<M: Simd>(&self) -> impl Iterator<Item = Panel> + use<M> {
         let (tokens, panels) = (self.tokens, self.panels);
-        let (elements, parts) = (self.elements, self.parts);
+        let elements = self.elements;
         let mut unit = 0;
         (0..panels).map(move |panel| {
             let first = |panel: usize| panel * (tokens / panels) + panel.min(tokens % panels);
             let tokens = first(panel)..first(panel + 1);
             let start = unit;
-            unit += arch::panel_units::<M>(tokens.len(), elements, parts);
+            unit += arch::panel_units::<M>(tokens.len(), elements);
             Panel {
                 tokens,
                 units: start..unit,
             }
         })
+    }
+
+    /// The panel that a token is in.
+    pub(crate) fn of_token(&self, token: usize) -> usize {
+        // The first ones have one more.
+        let (tokens, larger) = (self.tokens / self.panels, self.tokens % self.panels);
+        let in_larger = larger * (tokens + 1);
+        if token < in_larger {
+            token / (tokens + 1)
+        } else {
+            larger + (token - in_larger) / tokens
+        }
     }
 
     /// Units of a buffer that holds all panels.
@@ -86,7 +95,7 @@ impl Panels {
         panel: &mut [u32],
     ) {
         match self.form {
-            Form::Few => arch::pack_few(machine, rows, self.parts, panel),
+            Form::Few => arch::pack_few(machine, rows, panel),
             Form::Many => arch::pack_many(machine, rows, panel, rows.len()),
         }
     }
@@ -94,13 +103,11 @@ impl Panels {
     /// Where a unit of a token is in its panel, which has `tokens` of them.
     pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
         match self.form {
-            Form::Few => {
-                let parts = self.parts;
-                let (step, within) = (unit / (M::LANES * parts), unit % (M::LANES * parts));
-                let vector = (step * tokens + token) * parts + within % parts;
-                vector * M::LANES + within / parts
+            Form::Few => arch::place_of_few::<M>(unit, token, tokens),
+            Form::Many => {
+                let padded = arch::padded_units::<M>(self.elements);
+                arch::place_of_many::<M>(unit, padded) * tokens + token
             }
-            Form::Many => unit * tokens + token,
         }
     }
 }

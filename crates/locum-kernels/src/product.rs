@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{self, Ahead, Loads, Machine};
+use crate::arch::{self, Ahead, Loads, Machine, Terms};
 use crate::operand::Element;
 use crate::panels::{Form, Panels};
 
@@ -32,8 +32,6 @@ impl Scratch {
 pub(crate) struct Tile<'a> {
     /// Among the tokens that were packed.
     pub(crate) tokens: Range<usize>,
-    /// The panel that they are.
-    pub(crate) panel: usize,
     pub(crate) columns: Range<usize>,
     /// Between a token's values and the next one's.
     pub(crate) stride: usize,
@@ -55,7 +53,7 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
     if panels.form == Form::Few {
         for columns in blocks(columns, FEW_ROWS) {
             let range = columns.start * k..columns.end * k;
-            for (index, panel) in panels.iter::<M>().enumerate() {
+            for panel in panels.iter::<M>() {
                 let tokens = panel.tokens.len();
                 let length = tokens * columns.len();
                 scratch.sides(length);
@@ -69,7 +67,6 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
                 }
                 emit(Tile {
                     tokens: panel.tokens,
-                    panel: index,
                     columns: columns.clone(),
                     stride: columns.len(),
                     left: &mut scratch.left[..length],
@@ -89,10 +86,9 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
             [&left[range.clone()], &right[range]],
             [&left[next.clone()], &right[next]],
             scratch,
-            |panel, tokens, left, right| {
+            |tokens, left, right| {
                 emit(Tile {
                     tokens,
-                    panel,
                     columns: columns.clone(),
                     stride: M::LANES,
                     left,
@@ -143,7 +139,7 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
             [rows(columns.start..middle), rows(middle..columns.end)],
             [rows(columns.end..next), rows(next..after)],
             scratch,
-            |_, tokens, left, right| {
+            |tokens, left, right| {
                 for (index, token) in tokens.enumerate() {
                     let from = index * M::LANES;
                     emit(
@@ -166,13 +162,13 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
     sides: [&[W]; 2],
     next: [&[W]; 2],
     scratch: &mut Scratch,
-    mut emit: impl FnMut(usize, Range<usize>, &mut [f32], &mut [f32]),
+    mut emit: impl FnMut(Range<usize>, &mut [f32], &mut [f32]),
 ) {
     let k = panels.elements;
-    let padded = arch::padded_units::<M>(k, 1);
+    let units_of_row = arch::padded_units::<M>(k);
     let width = 2 * M::LANES;
-    if scratch.weights.len() < padded * width {
-        scratch.weights.resize(padded * width, 0);
+    if scratch.weights.len() < units_of_row * width {
+        scratch.weights.resize(units_of_row * width, 0);
     }
     scratch.sides(M::MANY * M::LANES);
     for (side, weights) in sides.into_iter().enumerate() {
@@ -186,27 +182,27 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
         let packed = &mut scratch.weights[side * M::LANES..];
         arch::pack_many(machine, &rows[..count], packed, width);
     }
-    let used = k.div_ceil(M::UNIT);
     let half = panels.len().div_ceil(2);
     for (index, panel) in panels.iter::<M>().enumerate() {
-        let ahead = Ahead::new(next[index / half], index % half * used, used);
+        let ahead = Ahead::new(
+            next[index / half],
+            index % half * units_of_row,
+            units_of_row,
+        );
         let (left, right) = (&mut scratch.left[..], &mut scratch.right[..]);
         arch::many(
             machine,
             &units[panel.units],
             panel.tokens.len(),
             &scratch.weights,
-            used,
+            Terms::InLanes {
+                units: units_of_row,
+            },
             [&mut *left, &mut *right],
             ahead,
         );
         let length = panel.tokens.len() * M::LANES;
-        emit(
-            index,
-            panel.tokens,
-            &mut left[..length],
-            &mut right[..length],
-        );
+        emit(panel.tokens, &mut left[..length], &mut right[..length]);
     }
 }
 

@@ -69,6 +69,19 @@ impl Rows {
         }
     }
 
+    /// Without the first tokens of each head.
+    fn from(&self, token: usize, bf16: bool) -> Heads<'_> {
+        let start = token * self.stride;
+        Heads {
+            values: if bf16 {
+                Activations::Bf16(&self.bf16[start..])
+            } else {
+                Activations::F32(&self.f32[start..])
+            },
+            ..self.heads(bf16)
+        }
+    }
+
     fn row(&self, head: usize, token: usize, elements: usize) -> impl Iterator<Item = f64> {
         let start = (head * self.tokens + token) * self.stride;
         self.f32[start..start + elements]
@@ -150,6 +163,42 @@ proptest! {
     ) {
         let sizes = Sizes { kv_heads, group, tokens, before, head, size, gap, bf16 };
         compare(sizes);
+    }
+}
+
+#[test]
+fn results_of_a_token_do_not_depend_on_the_others() {
+    let (kv_heads, head, size, seen) = (2, 70, 40, 200);
+    for (group, bf16) in [(1, false), (3, true)] {
+        let heads = kv_heads * group;
+        let queries = Rows::new(1, heads, seen, head, 0);
+        let keys = Rows::new(2, kv_heads, seen, head, 0);
+        let values = Rows::new(3, kv_heads, seen, size, 0);
+        for variant in Variant::available() {
+            // The tokens from one on, which see all before them.
+            let run = |first: usize, tokens: usize| {
+                let attention = Attention {
+                    heads,
+                    kv_heads,
+                    tokens,
+                    seen: first + tokens,
+                    head,
+                    size,
+                    scale: 0.25,
+                    queries: queries.from(first, bf16),
+                    keys: keys.heads(bf16),
+                    values: values.heads(bf16),
+                };
+                let mut out = vec![f32::NAN; tokens * heads * size];
+                variant.attention(&attention, &mut out).unwrap();
+                out
+            };
+            let all = run(0, seen);
+            for (first, tokens) in [(0, 1), (57, 1), (127, 2), (128, 1), (150, 50), (199, 1)] {
+                let among = &all[first * heads * size..][..tokens * heads * size];
+                assert!(run(first, tokens) == among, "{} {first}", variant.name());
+            }
+        }
     }
 }
 

@@ -346,6 +346,39 @@ proptest! {
     }
 
     #[test]
+    fn results_of_a_token_do_not_depend_on_the_others(
+        tokens in prop_oneof![2usize..=40, 129usize..=150], inner in 1usize..=300, kind in 0usize..3,
+        bf16_activations: bool, seed in 0u64..1000,
+    ) {
+        let hidden = 150;
+        let stored = |values: &[f32]| Stored::new(2 * usize::from(bf16_activations), values);
+        let numbers_of_tokens = numbers(seed, tokens * hidden);
+        let x = stored(&numbers_of_tokens);
+        let layer = Layer::new(3, [hidden, inner], [kind; 2], seed);
+        let routes = some_routes(3, tokens, seed);
+        let weights = Stored::new(kind, &numbers(seed, hidden * inner));
+        let linear = Linear { inputs: hidden, outputs: inner, weights: weights.weights() };
+        for variant in Variant::available() {
+            let compute = |x: &Stored, routes: &[Vec<(usize, f32)>], tokens| {
+                let mut y = vec![0.0; tokens * inner];
+                variant.linear(&linear, x.activations(), &mut y).unwrap();
+                (y, layer.run(variant, x, &Routes::from_rows(routes.to_vec()), tokens))
+            };
+            let (y, out) = compute(&x, &routes, tokens);
+            for token in [0, tokens / 2, tokens - 1] {
+                let of_token = |values: &[f32], size| values[token * size..][..size].to_vec();
+                let own: Vec<Vec<(usize, f32)>> = routes
+                    .iter()
+                    .map(|row| row.iter().filter(|r| r.0 == token).map(|r| (0, r.1)).collect())
+                    .collect();
+                let alone = compute(&stored(&of_token(&numbers_of_tokens, hidden)), &own, 1);
+                let among = (of_token(&y, inner), of_token(&out, hidden));
+                prop_assert!(alone == among, "token {token}, {}", variant.name());
+            }
+        }
+    }
+
+    #[test]
     fn moments_are_the_same_in_every_variant(channels in 0usize..=70, seed in 0u64..1000) {
         let first = numbers(seed, channels);
         let vectors = [first.clone(), numbers(seed + 1, channels)];

@@ -34,27 +34,20 @@ macro_rules! machine {
             }
 
             #[inline]
-            unsafe fn pack_few<T: crate::operand::Element>(
-                self,
-                rows: &[&[T]],
-                parts: usize,
-                out: *mut u32,
-            ) where
+            unsafe fn pack_few<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
+            where
                 Self: crate::arch::Loads<T>,
             {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn inner<T: crate::operand::Element>(
-                    rows: &[&[T]],
-                    parts: usize,
-                    out: *mut u32,
-                ) where
+                unsafe fn inner<T: crate::operand::Element>(rows: &[&[T]], out: *mut u32)
+                where
                     $machine: crate::arch::Loads<T>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, parts, out) }
+                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, out) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
-                unsafe { inner(rows, parts, out) }
+                unsafe { inner(rows, out) }
             }
 
             #[inline]

@@ -1,4 +1,6 @@
-//! Products of few tokens: weights stream once from memory, some rows at a time.
+//! Products that read weights where they are: a few tokens at a time, and some rows. With few tokens,
+//! weights stream once from memory; with many, a block of rows stays in the second cache for all of
+//! them, which is as fast as [`super::many`] where weights cost next to nothing to widen.
 //!
 //! A tile is `tokens × rows` sums, each a vector over `k`. Its rows are a page of memory apart, or
 //! as far as they are long: the CPU's own prefetching follows one stream a page. A tile also asks for

@@ -34,7 +34,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     where
         Self: Loads<W>;
     unsafe fn many(self, call: many::Call);
-    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], parts: usize, out: *mut u32)
+    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], out: *mut u32)
     where
         Self: Loads<T>;
     unsafe fn pack_many<T: Element>(self, rows: &[&[T]], out: *mut u32, stride: usize)
@@ -52,36 +52,49 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn accumulate_wide<T: Element>(self, weight: f32, values: &[T], sums: &mut [f64]);
 }
 
-/// Units that hold `elements` elements, whole steps of `parts` vectors of them.
-pub(crate) fn padded_units<M: Simd>(elements: usize, parts: usize) -> usize {
+/// Units that hold `elements` elements, whole steps of [`Simd::PARTS`] vectors of them.
+pub(crate) fn padded_units<M: Simd>(elements: usize) -> usize {
     elements
         .div_ceil(M::UNIT)
-        .next_multiple_of(M::LANES * parts)
+        .next_multiple_of(M::LANES * M::PARTS)
 }
 
-/// Units that a panel of some tokens takes: packing may write one vector too far.
-pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize, parts: usize) -> usize {
-    padded_units::<M>(elements, parts) * tokens + M::LANES
+/// Units that a panel of some tokens takes.
+pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
+    padded_units::<M>(elements) * tokens
 }
 
-/// Packs tokens for [`few`] with weights that come in `parts`: `[step][token][part][lane]`.
+/// Where [`pack_few`] puts a unit of a token that is one of `tokens`.
+pub(crate) fn place_of_few<M: Simd>(unit: usize, token: usize, tokens: usize) -> usize {
+    let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
+    let vector = (step * tokens + token) * M::PARTS + within % M::PARTS;
+    vector * M::LANES + within / M::PARTS
+}
+
+/// Where [`pack_many`] puts a unit, of so many with padding: those that [`few`] adds up in one lane
+/// follow each other, and lanes come in the order in which their sums are joined.
+#[inline(always)]
+pub(crate) fn place_of_many<M: Simd>(unit: usize, padded: usize) -> usize {
+    let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
+    let lane = M::JOINED[within / M::PARTS];
+    lane * (padded / M::LANES) + step * M::PARTS + within % M::PARTS
+}
+
+/// Packs tokens for [`few`]: `[step][token][part][lane]`.
 pub(crate) fn pack_few<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
-    parts: usize,
     panel: &mut [u32],
 ) {
     let elements = rows.first().map_or(0, |row| row.len());
     assert!(rows.iter().all(|row| row.len() == elements));
-    assert!(parts == 1 || M::UNIT == 1);
-    assert!(panel.len() >= panel_units::<M>(rows.len(), elements, parts));
+    assert!(panel.len() >= panel_units::<M>(rows.len(), elements));
     // SAFETY: the machine has its features; rows have one length, the panel has room for them.
-    unsafe { machine.pack_few(rows, parts, panel.as_mut_ptr()) }
+    unsafe { machine.pack_few(rows, panel.as_mut_ptr()) }
 }
 
 /// Packs up to [`Simd::LANES`] rows for [`many`], into columns of a panel that is `stride` wide:
-/// `[unit][row]`. The lanes of missing rows are zero, as far as the panel's next row does not
-/// overwrite them.
+/// `[unit][row]`, units in the order of [`place_of_many`].
 pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
@@ -90,8 +103,8 @@ pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
 ) {
     let elements = rows.first().map_or(0, |row| row.len());
     assert!(rows.len() <= M::LANES && rows.iter().all(|row| row.len() == elements));
-    let units = padded_units::<M>(elements, 1);
-    assert!(units == 0 || panel.len() >= (units - 1) * stride + M::LANES);
+    let units = padded_units::<M>(elements);
+    assert!(units == 0 || panel.len() >= (units - 1) * stride + rows.len());
     // SAFETY: the machine has its features; rows have one length, and the last of `units` vectors
     // that are `stride` apart ends within the panel.
     unsafe { machine.pack_many(rows, panel.as_mut_ptr(), stride) }
@@ -114,9 +127,7 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
         return out.fill(0.0);
     }
     assert!(tokens <= M::FEW && weights.len() == rows * elements);
-    assert!(
-        panel.len() >= panel_units::<M>(tokens, elements, M::PARTS) && out.len() >= rows * tokens
-    );
+    assert!(panel.len() >= panel_units::<M>(tokens, elements) && out.len() >= rows * tokens);
     // SAFETY: the machine has its features, and the lengths are what the call says.
     unsafe {
         machine.few(few::Call {
@@ -131,6 +142,16 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
     }
 }
 
+/// How [`many`] adds up a sum's terms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Terms {
+    /// One after the other.
+    InTurn { units: usize },
+    /// As [`few`] does, of units in the order of [`place_of_many`], with padding: bit by bit the same
+    /// sums.
+    InLanes { units: usize },
+}
+
 /// `left[token][lane]` and `right[token][lane]`: products of the tokens of a panel with the two
 /// vectors of rows that `weights` `[unit][2 · LANES]` has.
 pub(crate) fn many<M: Machine>(
@@ -138,11 +159,18 @@ pub(crate) fn many<M: Machine>(
     panel: &[u32],
     tokens: usize,
     weights: &[u32],
-    units: usize,
+    terms: Terms,
     [left, right]: [&mut [f32]; 2],
     ahead: Ahead,
 ) {
-    assert!((1..=M::MANY).contains(&tokens));
+    let units = match terms {
+        Terms::InTurn { units } | Terms::InLanes { units } => units,
+    };
+    let lanes = match terms {
+        Terms::InTurn { .. } => 1,
+        Terms::InLanes { .. } => M::LANES,
+    };
+    assert!((1..=M::MANY).contains(&tokens) && units % lanes == 0);
     assert!(panel.len() >= units * tokens && weights.len() >= units * 2 * M::LANES);
     assert!(left.len() >= tokens * M::LANES && right.len() >= tokens * M::LANES);
     // SAFETY: the machine has its features, and the lengths are what the call says. What is read
@@ -152,7 +180,8 @@ pub(crate) fn many<M: Machine>(
             panel: panel.as_ptr(),
             tokens,
             weights: weights.as_ptr(),
-            units,
+            lanes,
+            units: units / lanes,
             left: left.as_mut_ptr(),
             right: right.as_mut_ptr(),
             ahead,

@@ -3,15 +3,16 @@
 use super::simd::Loads;
 use crate::operand::Element;
 
-/// `[step][row][part][lane]`, the tail zero: a step's elements by turns in its `parts`, as weights
-/// come apart ([`super::Simd::PARTS`]).
+/// `[step][row][part][lane]`, the tail zero: a step's elements by turns in its parts, as weights come
+/// apart ([`super::Simd::PARTS`]).
 ///
 /// # Safety
 ///
-/// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them; units
-/// that come in parts are elements.
+/// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them.
 #[inline(always)]
-pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], parts: usize, out: *mut u32) {
+pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut u32) {
+    const { assert!(S::PARTS == 1 || S::UNIT == 1) };
+    let parts = S::PARTS;
     for (r, row) in rows.iter().enumerate() {
         let step = S::LANES * S::UNIT * parts;
         for (index, elements) in row.chunks(step).enumerate() {
@@ -32,13 +33,13 @@ pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], parts: usi
     }
 }
 
-/// `[unit][row]`, `stride` from unit to unit, whole vectors written: ascending, so that a unit's
-/// lanes beyond the rows are overwritten by the next unit where `stride` is below a vector.
+/// `[unit][row]`, `stride` from unit to unit, the tail zero: units in the order of
+/// [`super::place_of_many`].
 ///
 /// # Safety
 ///
-/// The CPU has the features; rows have one length and are at most [`Simd::LANES`]; `out` has the
-/// last unit's vector.
+/// The CPU has the features; rows have one length and are at most [`Simd::LANES`]; `out` has
+/// [`super::padded_units`], the last of them as long as there are rows.
 #[inline(always)]
 pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
     rows: &[&[T]],
@@ -47,8 +48,9 @@ pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
 ) {
     let elements = rows.first().map_or(0, |row| row.len());
     let step = S::LANES * S::UNIT;
-    for vector in 0..elements.div_ceil(step) {
-        let range = vector * step..elements.min((vector + 1) * step);
+    let units = super::padded_units::<S>(elements);
+    for vector in 0..units / S::LANES {
+        let range = elements.min(vector * step)..elements.min((vector + 1) * step);
         // SAFETY: each row has the range, which is at most a vector; `out` has these units.
         unsafe {
             let mut square = [S::zero(); 16];
@@ -57,7 +59,8 @@ pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
             }
             S::transpose(&mut square);
             for (unit, &lanes) in square[..S::LANES].iter().enumerate() {
-                S::store(lanes, out.add((vector * S::LANES + unit) * stride));
+                let place = super::place_of_many::<S>(vector * S::LANES + unit, units);
+                S::store_some(lanes, rows.len(), out.add(place * stride));
             }
         }
     }

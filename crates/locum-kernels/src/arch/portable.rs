@@ -1,5 +1,7 @@
 //! Any CPU: arrays, which the compiler vectorises as far as the target lets it.
 
+use half::{bf16, f16};
+
 use super::entry::machine;
 use super::simd::{Loads, Simd};
 use crate::operand::Element;
@@ -18,7 +20,7 @@ unsafe impl Simd for Portable {
     const PARTS: usize = 1;
     const FEW: usize = 4;
     const MANY: usize = 4;
-    const PACK_FROM: usize = 9;
+    const JOINED: [usize; 16] = [0, 4, 2, 6, 1, 5, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0];
     const ROWS: [usize; 6] = [4, 2, 2, 2, 2, 2];
 
     #[inline(always)]
@@ -42,6 +44,17 @@ unsafe impl Simd for Portable {
     unsafe fn store(vector: [f32; 8], out: *mut u32) {
         // SAFETY: the caller has the place.
         unsafe { out.cast::<[f32; 8]>().write_unaligned(vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(vector: [f32; 8], lanes: usize, out: *mut u32) {
+        // SAFETY: the caller has the places.
+        unsafe { std::ptr::copy_nonoverlapping(vector.as_ptr(), out.cast(), lanes.min(8)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
     }
 
     #[inline(always)]
@@ -71,17 +84,28 @@ unsafe impl Simd for Portable {
     }
 }
 
-// SAFETY: the caller has the elements.
-unsafe impl<T: Element> Loads<T> for Portable {
-    #[inline(always)]
-    unsafe fn load_part(elements: *const T, _: usize) -> [f32; 8] {
-        // SAFETY: the caller has the one part.
-        unsafe { Self::load_elements(elements) }
-    }
+/// Loads of a type whose packing pays from so many tokens on.
+macro_rules! loads {
+    ($type:ty, $pack_from:literal) => {
+        // SAFETY: the caller has the elements.
+        unsafe impl Loads<$type> for Portable {
+            const PACK_FROM: usize = $pack_from;
 
-    #[inline(always)]
-    unsafe fn load_elements(elements: *const T) -> [f32; 8] {
-        // SAFETY: the caller has them.
-        unsafe { elements.cast::<[T; 8]>().read_unaligned() }.map(T::widen)
-    }
+            #[inline(always)]
+            unsafe fn load_part(elements: *const $type, _: usize) -> [f32; 8] {
+                // SAFETY: the caller has the one part.
+                unsafe { Self::load_elements(elements) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_elements(elements: *const $type) -> [f32; 8] {
+                // SAFETY: the caller has them.
+                unsafe { elements.cast::<[$type; 8]>().read_unaligned() }.map(Element::widen)
+            }
+        }
+    };
 }
+
+loads!(f32, 129);
+loads!(bf16, 129);
+loads!(f16, 5);

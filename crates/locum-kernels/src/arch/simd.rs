@@ -24,8 +24,9 @@ pub(crate) unsafe trait Simd: Copy {
     const FEW: usize;
     /// Most tokens of a panel for products with packed weights.
     const MANY: usize;
-    /// From this many tokens on, packing the weights pays.
-    const PACK_FROM: usize;
+    /// The place of each lane in the order in which [`sums`](Self::sums) joins lanes: two that follow each
+    /// other, then twos, and so on.
+    const JOINED: [usize; 16];
     /// Rows of weights at a time, for each number of tokens from one on: 2, 4, 6 or 8.
     const ROWS: [usize; 6];
 
@@ -33,6 +34,9 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn load(units: *const u32) -> Self::Vector;
     unsafe fn broadcast(unit: *const u32) -> Self::Vector;
     unsafe fn store(vector: Self::Vector, out: *mut u32);
+    /// Stores the first so many lanes, at most all.
+    unsafe fn store_some(vector: Self::Vector, lanes: usize, out: *mut u32);
+    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `sums + a · b`, where a unit's products are added together.
     unsafe fn multiply_add(sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The sum of the lanes of each, in an order that is the same for all four.
@@ -51,6 +55,10 @@ pub(crate) unsafe trait Simd: Copy {
 ///
 /// Functions need the CPU features of the instruction set, and pointers to the elements.
 pub(crate) unsafe trait Loads<T: Element>: Simd {
+    /// From this many tokens on, packing weights of this type for [`super::many`] pays: what
+    /// [`super::few`] does to widen them is done once then, and not for each panel.
+    const PACK_FROM: usize;
+
     /// One of the [`PARTS`](Simd::PARTS) of `LANES · UNIT · PARTS` elements at any alignment.
     unsafe fn load_part(elements: *const T, part: usize) -> Self::Vector;
 

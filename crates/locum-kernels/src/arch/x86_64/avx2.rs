@@ -31,7 +31,7 @@ unsafe impl Simd for Avx2 {
     const PARTS: usize = 2;
     const FEW: usize = 5;
     const MANY: usize = 6;
-    const PACK_FROM: usize = 33;
+    const JOINED: [usize; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 0, 0, 0, 0, 0, 0, 0, 0];
     const ROWS: [usize; 6] = [8, 4, 4, 2, 2, 2];
 
     #[inline(always)]
@@ -56,6 +56,37 @@ unsafe impl Simd for Avx2 {
     unsafe fn store(vector: __m256, out: *mut u32) {
         // SAFETY: the caller has the place.
         unsafe { _mm256_storeu_ps(out.cast(), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(vector: __m256, lanes: usize, out: *mut u32) {
+        // Stores with a mask are slow on many CPUs.
+        // SAFETY: the caller has the places; each store is of lanes that are asked for.
+        unsafe {
+            if lanes >= 8 {
+                return Self::store(vector, out);
+            }
+            let (mut rest, mut out) = (_mm256_castps256_ps128(vector), out);
+            if lanes & 4 != 0 {
+                _mm_storeu_ps(out.cast(), rest);
+                rest = _mm256_extractf128_ps::<1>(vector);
+                out = out.add(4);
+            }
+            if lanes & 2 != 0 {
+                _mm_storel_pd(out.cast(), _mm_castps_pd(rest));
+                rest = _mm_movehl_ps(rest, rest);
+                out = out.add(2);
+            }
+            if lanes & 1 != 0 {
+                _mm_store_ss(out.cast(), rest);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller has the features.
+        unsafe { _mm256_add_ps(a, b) }
     }
 
     #[inline(always)]
@@ -136,6 +167,8 @@ unsafe fn turns(first: __m256, second: __m256, part: usize) -> __m256 {
 
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx2 {
+    const PACK_FROM: usize = 19;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const f32, part: usize) -> __m256 {
         // SAFETY: the caller has the elements of both parts.
@@ -154,6 +187,8 @@ unsafe impl Loads<f32> for Avx2 {
 
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx2 {
+    const PACK_FROM: usize = 19;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const f16, part: usize) -> __m256 {
         // SAFETY: the caller has the elements of both parts.
@@ -172,6 +207,8 @@ unsafe impl Loads<f16> for Avx2 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx2 {
+    const PACK_FROM: usize = 49;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, part: usize) -> __m256 {
         // SAFETY: the caller has the elements of both parts.

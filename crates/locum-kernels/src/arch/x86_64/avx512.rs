@@ -39,14 +39,14 @@ machine!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16");
 
 /// What both have in common.
 macro_rules! simd {
-    ($unit:literal, $parts:literal, $pack_from:literal, $rows:expr) => {
+    ($unit:literal, $parts:literal, $rows:expr) => {
         type Vector = __m512;
         const LANES: usize = 16;
         const UNIT: usize = $unit;
         const PARTS: usize = $parts;
         const FEW: usize = 6;
         const MANY: usize = 12;
-        const PACK_FROM: usize = $pack_from;
+        const JOINED: [usize; 16] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
         const ROWS: [usize; 6] = $rows;
 
         #[inline(always)]
@@ -71,6 +71,23 @@ macro_rules! simd {
         unsafe fn store(vector: __m512, out: *mut u32) {
             // SAFETY: the caller has the place.
             unsafe { _mm512_storeu_ps(out.cast(), vector) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_some(vector: __m512, lanes: usize, out: *mut u32) {
+            // SAFETY: the caller has the places; what is masked is not touched.
+            unsafe {
+                if lanes >= 16 {
+                    return Self::store(vector, out);
+                }
+                _mm512_mask_storeu_ps(out.cast(), (1 << lanes) - 1, vector);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: the caller has the features.
+            unsafe { _mm512_add_ps(a, b) }
         }
 
         #[inline(always)]
@@ -154,7 +171,7 @@ unsafe fn turns(first: __m512, second: __m512, part: usize) -> __m512 {
 
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
-    simd!(1, 2, 129, [8, 8, 6, 4, 4, 4]);
+    simd!(1, 2, [8, 8, 6, 4, 4, 4]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -170,7 +187,7 @@ unsafe impl Simd for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Simd for Avx512Bf16 {
-    simd!(2, 1, 129, [8, 8, 6, 4, 4, 4]);
+    simd!(2, 1, [8, 8, 6, 4, 4, 4]);
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -193,6 +210,8 @@ unsafe impl Simd for Avx512Bf16 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512Bf16 {
+    const PACK_FROM: usize = usize::MAX;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, _: usize) -> __m512 {
         // SAFETY: the caller has the one part.
@@ -208,6 +227,8 @@ unsafe impl Loads<bf16> for Avx512Bf16 {
 
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx512 {
+    const PACK_FROM: usize = 19;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const f32, part: usize) -> __m512 {
         // SAFETY: the caller has the elements of both parts.
@@ -226,6 +247,8 @@ unsafe impl Loads<f32> for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx512 {
+    const PACK_FROM: usize = 19;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const f16, part: usize) -> __m512 {
         // SAFETY: the caller has the elements of both parts.
@@ -244,6 +267,8 @@ unsafe impl Loads<f16> for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512 {
+    const PACK_FROM: usize = usize::MAX;
+
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, part: usize) -> __m512 {
         // SAFETY: the caller has the elements of both parts.
