@@ -70,7 +70,7 @@ fn greedy_tokens_agree() {
 }
 
 #[test]
-fn batch_of_sequences_of_different_lengths_gives_what_they_give_one_by_one() {
+fn batch_of_sequences_of_different_lengths_gives_bit_by_bit_what_they_give_one_by_one() {
     for Case { name, .. } in cases() {
         let model = load(&fixture(name), DType::F32);
         let rows = Reference::open(&fixture(name)).rows("input_ids");
@@ -81,8 +81,9 @@ fn batch_of_sequences_of_different_lengths_gives_what_they_give_one_by_one() {
             .flat_map(|ids| full_logits(&model, std::slice::from_ref(ids)))
             .collect();
         let distance = distance(&full_logits(&model, &batch), &apart);
-        // A product of one row adds up in another order than one of many: no more than that.
-        assert!(distance <= 2e-5, "{name}: off by {distance}");
+        // Only DeepSeek-V4 has products on its tokens' path that are not the kernels'.
+        let most = if name.starts_with("deepseek_v4") { 2e-5 } else { 0.0 };
+        assert!(distance <= most, "{name}: off by {distance}");
     }
 }
 

@@ -35,9 +35,7 @@ fn vector_distance(found: &[f64], expected: &[f64]) -> f64 {
 fn statistics_are_those_of_transformers_and_numpy() {
     let directory = fixture("tiny-olmoe");
     let model = load(&directory, DType::F32);
-    // One window at a time, as there: the last digits of a sum depend on how many rows are computed
-    // together, and with them the choice between two experts whose scores are all but equal.
-    let calibration = of_text(&directory, &model, selection(256, None)).with_batch(1);
+    let calibration = of_text(&directory, &model, selection(256, None));
     let statistics = calibration.collect(&model, |_| {}).unwrap();
     assert_eq!(statistics.origin.counted(), 604);
     assert!(statistics.origin.is_complete());
@@ -47,7 +45,6 @@ fn statistics_are_those_of_transformers_and_numpy() {
     let means = std::fs::read(fixture("mone/mone_means.safetensors")).unwrap();
     let means = SafeTensors::deserialize(&means).unwrap();
     assert_eq!(statistics.layers.len(), 4);
-    let mut rerouted = 0;
     for layer in &statistics.layers {
         let expected = &reference["layers"][layer.layer.to_string()];
         assert_eq!(Some(layer.tokens), expected["tokens"].as_u64());
@@ -70,30 +67,22 @@ fn statistics_are_those_of_transformers_and_numpy() {
             if count < 1000 {
                 continue;
             }
-            // Rounding decides where a token goes whose two last scores are all but equal. One that
-            // comes or goes moves a mean by its distance from it over their number: some deviations.
-            let moved = expert.tokens.abs_diff(count);
-            rerouted += moved;
-            let moved = 8.0 * moved as f64 / count as f64;
             let score = expert.score_sum / layer.tokens as f64;
             let mean = expert.mean();
             let mean_norm = mean.iter().map(|v| v * v).sum::<f64>().sqrt();
-            let of_mean = moved * expert.std_norm() / mean_norm;
-            for (name, found, moved) in [
-                ("score", score, moved),
-                ("out_fluctuation", expert.std_norm(), moved),
-                ("fusion", expert.std_norm() * score / 4.0, moved),
-                ("mean_norm", mean_norm, of_mean),
+            for (name, found) in [
+                ("score", score),
+                ("out_fluctuation", expert.std_norm()),
+                ("fusion", expert.std_norm() * score / 4.0),
+                ("mean_norm", mean_norm),
             ] {
                 let off = relative(found, expected[name][id].as_f64().unwrap());
-                let bound = 1e-4 + moved;
-                assert!(off <= bound, "{what}: {name} {found} is off by {off:e}");
+                assert!(off <= 1e-4, "{what}: {name} {found} is off by {off:e}");
             }
             let off = vector_distance(&mean, &means[id * 128..][..128]);
-            assert!(off <= 1e-4 + of_mean, "{what}: the mean is off by {off:e}");
+            assert!(off <= 1e-4, "{what}: the mean is off by {off:e}");
         }
     }
-    assert!(rerouted <= 4, "{rerouted} routes of 2.5 million");
 }
 
 /// Sums of all tokens, by the definitions, one after the other.
@@ -262,81 +251,18 @@ fn threads_do_not_change_a_bit() {
 }
 
 #[test]
-fn batch_changes_next_to_nothing() {
+fn batch_does_not_change_a_bit() {
     let directory = fixture("tiny-olmoe");
     let model = load(&directory, DType::F32);
-    let calibration = of_text(&directory, &model, selection(256, Some(24)));
-    let [alone, together] = [1, 4].map(|batch| {
+    let calibration = of_text(&directory, &model, selection(256, Some(50)));
+    let [alone, three, seven] = [1, 3, 7].map(|batch| {
         let calibration = calibration.clone().with_batch(batch);
         let statistics = calibration.collect(&model, |_| {}).unwrap();
         assert_eq!(statistics.origin.batch, batch);
-        statistics
+        statistics.layers
     });
-    for (layer, other) in alone.layers.iter().zip(&together.layers) {
-        for (id, (expert, other)) in layer.experts.iter().zip(&other.experts).enumerate() {
-            let what = format!("layer {}, expert {id}", layer.layer);
-            assert_eq!(expert.tokens, other.tokens, "{what}");
-            if expert.tokens == 0 {
-                continue;
-            }
-            for (found, expected) in scalars(expert).into_iter().zip(scalars(other)) {
-                assert!(relative(found, expected) <= 1e-5, "{what}");
-            }
-            assert!(
-                vector_distance(&expert.mean(), &other.mean()) <= 1e-5,
-                "{what}"
-            );
-        }
-    }
-}
-
-/// Of the whole text, where scores are all but equal often enough for a batch to move some routes.
-#[test]
-fn batch_changes_no_choice_of_experts() {
-    let directory = fixture("tiny-olmoe");
-    let model = load(&directory, DType::F32);
-    let subject = Subject::open(&directory).unwrap();
-    let calibration = of_text(&directory, &model, selection(256, None));
-    let [alone, together] = [1, 4].map(|batch| {
-        let calibration = calibration.clone().with_batch(batch);
-        calibration.collect(&model, |_| {}).unwrap()
-    });
-    for ratio in [0.25, 0.5] {
-        let settings = Settings {
-            metric: Metric::Fusion,
-            scope: Scope::Layer,
-            amount: Amount::Ratio(ratio),
-            min_per_layer: 1,
-            seed: 0,
-        };
-        let [alone, together] = [&alone, &together].map(|statistics| {
-            let plan = settings.plan(&subject, Some(statistics)).unwrap();
-            let layers = plan.layers.iter();
-            let ids = layers.map(|layer| layer.ids().collect::<Vec<u32>>());
-            ids.collect::<Vec<_>>()
-        });
-        assert_eq!(alone, together, "{ratio}");
-        let expected = (16.0 * ratio) as usize;
-        assert!(alone.iter().all(|layer| layer.len() == expected));
-    }
-    let experts = |statistics: &Statistics| -> Vec<ExpertStatistics> {
-        let layers = statistics.layers.iter();
-        layers.flat_map(|layer| layer.experts.clone()).collect()
-    };
-    let pairs = experts(&alone).into_iter().zip(experts(&together));
-    let mut agree = 0;
-    for (expert, other) in pairs.filter(|(a, b)| a.tokens == b.tokens && a.tokens > 0) {
-        let off = vector_distance(&expert.mean(), &other.mean());
-        assert!(off <= 1e-5, "{off:e}");
-        for (found, expected) in scalars(&expert).into_iter().zip(scalars(&other)) {
-            assert!(relative(found, expected) <= 1e-5, "{found} {expected}");
-        }
-        agree += 1;
-    }
-    assert!(
-        agree > 32,
-        "only {agree} of 64 experts have the same tokens"
-    );
+    assert_eq!(alone, three);
+    assert_eq!(alone, seven);
 }
 
 #[test]

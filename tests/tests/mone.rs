@@ -19,9 +19,7 @@ use tokenizers::Encoding;
 static STATISTICS: LazyLock<Statistics> = LazyLock::new(|| {
     let directory = fixture("tiny-olmoe");
     let model = load(&directory, DType::F32);
-    // One window at a time, as there.
     let calibration = calibrating::of_text(&directory, &model, calibrating::selection(256, None));
-    let calibration = calibration.with_batch(1);
     calibration.collect(&model, |_| {}).unwrap()
 });
 

@@ -188,7 +188,8 @@ impl Model {
     }
 
     /// Continues the sequence of each cache by some tokens, of which there may be a different number
-    /// in each, and gives logits. A batch gives what its sequences give one by one.
+    /// in each, and gives logits. A batch gives what its sequences give one by one: bit by bit on a CPU,
+    /// but for DeepSeek-V4, some of whose products are not by kernels.
     ///
     /// # Shapes
     ///

@@ -42,9 +42,9 @@ pub struct Progress {
 
 /// What is to be calibrated, on what, and how.
 ///
-/// Sequences are computed some at a time, in *chunks*: `batch` of them, by their numbers. Sums of the
-/// kernels depend on how many tokens are computed at once, so that the batch is part of what
-/// statistics were made of; a shard is a range of whole chunks. So what is counted is the same, bit
+/// Sequences are computed some at a time, in *chunks*: `batch` of them, by their numbers. What the CPU
+/// kernels give a token does not depend on which others are computed with it; other devices' sums
+/// may, so that the batch is part of what statistics were made of, and a shard is a range of whole chunks. So what is counted is the same, bit
 /// by bit, however it is sharded, on however many threads, and however often it was interrupted.
 #[derive(Clone, Debug)]
 pub struct Calibration {

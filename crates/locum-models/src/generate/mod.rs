@@ -110,9 +110,9 @@ impl<'m> Generator<'m> {
     ///
     /// Prompts need not be of the same length, and each sequence draws by its own seed from its own
     /// generator, so that it gets the tokens that it would get alone, in a batch of any company.
-    /// (Computing more rows at once may round a logit differently in its last bit, as any change in
-    /// the shape of a matrix product may.) Two requests with the same prompt and the same seed give
-    /// the same text.
+    /// (On devices without kernels, and with DeepSeek-V4, computing more rows at once may round a
+    /// logit differently in its last bits.) Two requests with the same prompt and the same seed give the
+    /// same text.
     ///
     /// All requests are in memory at once, each with a cache for its tokens.
     ///
