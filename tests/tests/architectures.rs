@@ -82,7 +82,11 @@ fn batch_of_sequences_of_different_lengths_gives_bit_by_bit_what_they_give_one_b
             .collect();
         let distance = distance(&full_logits(&model, &batch), &apart);
         // Only DeepSeek-V4 has products on its tokens' path that are not the kernels'.
-        let most = if name.starts_with("deepseek_v4") { 2e-5 } else { 0.0 };
+        let most = if name.starts_with("deepseek_v4") {
+            2e-5
+        } else {
+            0.0
+        };
         assert!(distance <= most, "{name}: off by {distance}");
     }
 }

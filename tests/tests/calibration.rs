@@ -5,10 +5,7 @@ use std::path::PathBuf;
 
 use locum::models::{Logits, Model, ModelFiles};
 use locum::nn::{DType, ExpertObserver, Observation};
-use locum::prune::{
-    Amount, ExpertStatistics, LayerStatistics, Metric, Scope, Sequences, Settings, Statistics,
-    Subject,
-};
+use locum::prune::{ExpertStatistics, LayerStatistics, Sequences};
 use locum_tests::calibrating::{of_fixture, of_text, selection};
 use locum_tests::{EditedModel, cases, fixture, load, tiny_olmoe};
 use safetensors::SafeTensors;

@@ -105,7 +105,9 @@ impl Attention<'_> {
         }
         let rows = self.heads / self.kv_heads * self.tokens;
         let blocks = rows.div_ceil(PANELS * M::MANY);
-        let work = self.heads * self.tokens * self.seen * (self.head + self.size);
+        // Keys and values come from memory: for one token that takes longer than to multiply them.
+        let memory = self.kv_heads * self.seen * (self.head + self.size) * 4;
+        let work = memory.max(self.heads * self.tokens * self.seen * (self.head + self.size));
         let out = Shared::new(out);
         tasks::run(
             self.kv_heads * blocks,
@@ -209,13 +211,18 @@ impl<'a> Block<'a> {
         let width = 2 * M::LANES;
         let padded = of.size.next_multiple_of(width);
         let panel_units = arch::panel_units::<M>(M::MANY, of.head);
-        resize(&mut scratch.queries, PANELS * panel_units);
-        resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
         resize(&mut scratch.scores, self.rows * KEYS);
-        resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
-        resize(&mut scratch.values, KEYS * width);
-        resize(&mut scratch.left, M::MANY * M::LANES);
-        resize(&mut scratch.right, M::MANY * M::LANES);
+        if self.direct {
+            resize(&mut scratch.weights, self.rows * KEYS);
+            self.pack_few(machine, &mut scratch.queries);
+        } else {
+            resize(&mut scratch.queries, PANELS * panel_units);
+            resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
+            resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
+            resize(&mut scratch.values, KEYS * width);
+            resize(&mut scratch.left, M::MANY * M::LANES);
+            resize(&mut scratch.right, M::MANY * M::LANES);
+        }
         scratch.sums.clear();
         scratch.sums.resize(self.rows * padded, 0.0);
         scratch.running.clear();
@@ -226,9 +233,6 @@ impl<'a> Block<'a> {
         };
         scratch.running.resize(self.rows, before);
 
-        if self.direct {
-            self.pack_few(machine, &mut scratch.queries);
-        }
         for (panel, rows) in self.panels().enumerate().filter(|_| !self.direct) {
             let stride = rows.len();
             let places = rows.map(|row| (self.head(row), self.token(row)));
@@ -244,7 +248,11 @@ impl<'a> Block<'a> {
                 self.scores(machine, scratch, start, count);
             }
             self.weigh(machine, scratch, start, count);
-            self.add_values(machine, scratch, start, count);
+            if self.direct {
+                self.add_values_directly(machine, scratch, start, count);
+            } else {
+                self.add_values(machine, scratch, start, count);
+            }
         }
         for row in 0..self.rows {
             let place = (self.token(row) * of.heads + self.head(row)) * of.size;
@@ -290,14 +298,17 @@ impl<'a> Block<'a> {
         let last = first + count * of.head;
         resize(&mut scratch.left, self.rows * count);
         let out = &mut scratch.left[..self.rows * count];
+        let more = start + count < of.seen;
         let queries = &scratch.queries[..];
         match of.keys.values {
             Activations::F32(keys) => {
-                let (keys, after) = (&keys[first..last], &keys[last..]);
+                let after = more.then_some(&keys[last..]);
+                let keys = &keys[first..last];
                 arch::few(machine, queries, self.rows, keys, of.head, after, out);
             }
             Activations::Bf16(keys) => {
-                let (keys, after) = (&keys[first..last], &keys[last..]);
+                let after = more.then_some(&keys[last..]);
+                let keys = &keys[first..last];
                 arch::few(machine, queries, self.rows, keys, of.head, after, out);
             }
         }
@@ -370,6 +381,34 @@ impl<'a> Block<'a> {
                     *weight = scratch.scores[(first + token) * KEYS + key].to_bits();
                 }
             }
+        }
+    }
+
+    /// Adds the weighted values of some keys, straight from where they are.
+    fn add_values_directly<M>(&self, machine: M, scratch: &mut Scratch, start: usize, count: usize)
+    where
+        M: Machine + Loads<f32> + Loads<bf16>,
+    {
+        let of = self.of;
+        let padded = of.size.next_multiple_of(2 * M::LANES);
+        let (rows, stride) = (self.rows, of.values.token_stride);
+        let first = self.kv_head * of.values.head_stride + start * stride;
+        let sizes = [count, of.size, stride];
+        resize(&mut scratch.left, rows * padded);
+        let (weights, out) = (&scratch.weights[..], &mut scratch.left[..]);
+        match of.values.values {
+            Activations::F32(values) => {
+                arch::weighted(machine, weights, rows, &values[first..], sizes, out, padded);
+            }
+            Activations::Bf16(values) => {
+                arch::weighted(machine, weights, rows, &values[first..], sizes, out, padded);
+            }
+        }
+        for row in 0..rows {
+            let factor = scratch.running[row].factor;
+            let range = row * padded..row * padded + of.size;
+            let sums = &mut scratch.sums[range.clone()];
+            arch::rescale(machine, factor, sums, &scratch.left[range]);
         }
     }
 

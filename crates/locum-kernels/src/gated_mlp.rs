@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use crate::arch::{self, Loads, Machine};
 use crate::error::check_length;
+use crate::kept::Kept;
 use crate::operand::Element;
 use crate::panels::{Panel, Panels};
 use crate::product::{self, Scratch};
@@ -128,18 +129,28 @@ impl GatedMlp<'_> {
         let (hidden, intermediate) = (self.hidden, self.intermediate);
         let mut of_experts = Intermediate::new::<M>(routes, intermediate, pack_down_from);
         if hidden == 0 || intermediate == 0 {
-            of_experts.values.clear();
+            of_experts.experts.clear();
             return of_experts;
         }
         // Whole units, and whole vectors of columns.
-        let block = tasks::columns_per_task(intermediate, 4, 8 * M::LANES).min(256);
+        let block = if of_experts.streams() {
+            tasks::columns_that_stream(intermediate, 2 * hidden * size_of::<W>(), 2 * M::LANES)
+        } else {
+            tasks::columns_per_task(intermediate, 4, 8 * M::LANES)
+        };
+        let block = block.min(256);
         let blocks = intermediate.div_ceil(block);
         let experts = &of_experts.experts;
         let values = Shared::new(&mut of_experts.values);
         let work = routes.len() * 2 * intermediate * hidden;
-        tasks::run(experts.len() * blocks, work, |own: &mut Own, task| {
-            let (index, column) = (task / blocks, task % blocks * block);
+        let place = |task| (task / blocks, task % blocks * block);
+        tasks::run_ahead(experts.len() * blocks, work, |own: &mut Own, task, next| {
+            let (index, column) = place(task);
             let expert = &experts[index];
+            let after = next.map(|next| {
+                let (index, column) = place(next);
+                &gate_up[(experts[index].active.row * 2 * intermediate + column) * hidden..]
+            });
             let last = intermediate.min(column + block);
             let panels = Panels::new::<M>(
                 expert.active.tokens.len(),
@@ -168,7 +179,15 @@ impl GatedMlp<'_> {
                     }
                 }
             };
-            product::pairs(machine, &panels, &own.units, sides, &mut own.scratch, emit);
+            product::pairs(
+                machine,
+                &panels,
+                &own.units,
+                sides,
+                after,
+                &mut own.scratch,
+                emit,
+            );
         });
         of_experts
     }
@@ -184,28 +203,41 @@ impl GatedMlp<'_> {
     ) {
         let (hidden, intermediate) = (self.hidden, self.intermediate);
         out.fill(0.0);
-        if of_experts.values.is_empty() {
+        if of_experts.experts.is_empty() {
             outputs.into_iter().for_each(|outputs| outputs.fill(0.0));
             return;
         }
-        let block = tasks::columns_per_task(hidden, 4, 2 * M::LANES);
+        let block = if of_experts.streams() {
+            let bytes = of_experts.experts.len() * intermediate * size_of::<W>();
+            tasks::columns_that_stream(hidden, bytes, 2 * M::LANES)
+        } else {
+            tasks::columns_per_task(hidden, 4, 2 * M::LANES)
+        };
         let work = of_experts.routes * hidden * intermediate;
         let out = Shared::new(out);
         let outputs = outputs.map(Shared::new);
-        tasks::run(
+        let experts = &of_experts.experts;
+        let rows_of = |expert: &Expert<'_>, task| {
+            &down[(expert.active.row * hidden + task * block) * intermediate..]
+        };
+        tasks::run_ahead(
             hidden.div_ceil(block),
             work,
-            |scratch: &mut Scratch, task| {
+            |scratch: &mut Scratch, task, next| {
                 let columns = task * block..hidden.min((task + 1) * block);
-                for expert in &of_experts.experts {
-                    let matrix = &down[expert.active.row * hidden * intermediate..];
-                    let weights = &matrix[columns.start * intermediate..columns.end * intermediate];
+                for (place, expert) in experts.iter().enumerate() {
+                    let weights = &rows_of(expert, task)[..columns.len() * intermediate];
+                    let after = match experts.get(place + 1) {
+                        Some(expert) => Some(rows_of(expert, task)),
+                        None => next.map(|next| rows_of(&experts[0], next)),
+                    };
                     let units = &of_experts.values[expert.start..];
                     product::single(
                         machine,
                         &expert.panels,
                         units,
                         weights,
+                        after,
                         scratch,
                         |index, column, values| {
                             let token = expert.active.tokens[index];
@@ -232,7 +264,7 @@ impl GatedMlp<'_> {
 struct Intermediate<'r> {
     experts: Vec<Expert<'r>>,
     /// Each expert's panels.
-    values: Vec<u32>,
+    values: Kept,
     routes: usize,
 }
 
@@ -245,6 +277,12 @@ struct Expert<'r> {
 }
 
 impl<'r> Intermediate<'r> {
+    /// Whether most weights are read for so few tokens that reading them is what takes time.
+    fn streams(&self) -> bool {
+        let panels: usize = self.experts.iter().map(|expert| expert.panels.len()).sum();
+        panels < 2 * self.experts.len()
+    }
+
     fn new<M: Machine>(routes: &'r Routes, intermediate: usize, pack_from: usize) -> Self {
         let mut length = 0;
         let experts = routes
@@ -261,9 +299,14 @@ impl<'r> Intermediate<'r> {
                 }
             })
             .collect();
+        let mut values = Kept::new(length);
+        // What tokens are padded with is not written to.
+        if arch::padded_units::<M>(intermediate) * M::UNIT != intermediate {
+            values[..length].fill(0);
+        }
         Self {
             experts,
-            values: vec![0; length],
+            values,
             routes: routes.len(),
         }
     }

@@ -48,6 +48,7 @@ mod attention;
 mod constants;
 mod error;
 mod gated_mlp;
+mod kept;
 mod linear;
 mod moments;
 mod norm;

@@ -129,8 +129,13 @@ impl Linears<'_> {
             panels.pack(machine, &rows, panel);
         });
         let all: usize = self.0.iter().map(|layer| layer.outputs).sum();
-        let block = tasks::columns_per_task(all, 8, 2 * M::LANES).clamp(1, 1024);
-        let work = tokens * inputs * all;
+        let block = if panels.len() == 1 {
+            tasks::columns_that_stream(all, inputs * size_of::<W>(), 2 * M::LANES)
+        } else {
+            tasks::columns_per_task(all, 8, 2 * M::LANES).clamp(1, 1024)
+        };
+        // For few tokens, to read weights takes longer than to multiply them.
+        let work = inputs * all * tokens.max(2);
         let outs: Vec<_> = outs.iter_mut().map(|out| Shared::new(out)).collect();
         let parts: Vec<(usize, usize)> = self
             .0
@@ -138,8 +143,9 @@ impl Linears<'_> {
             .enumerate()
             .flat_map(|(layer, of)| (0..of.outputs).step_by(block).map(move |c| (layer, c)))
             .collect();
-        tasks::run(parts.len(), work, |scratch: &mut Scratch, task| {
+        tasks::run_ahead(parts.len(), work, |scratch: &mut Scratch, task, next| {
             let (layer, start) = parts[task];
+            let after = next.map(|next| &weights[parts[next].0][parts[next].1 * inputs..]);
             let outputs = self.0[layer].outputs;
             let columns = start..outputs.min(start + block);
             let weights = &weights[layer][columns.start * inputs..columns.end * inputs];
@@ -148,6 +154,7 @@ impl Linears<'_> {
                 &panels,
                 &units,
                 weights,
+                after,
                 scratch,
                 |token, column, values| {
                     let from = token * outputs + columns.start + column;

@@ -39,12 +39,14 @@ pub(crate) struct Tile<'a> {
     pub(crate) right: &'a mut [f32],
 }
 
-/// Products of packed tokens with two matrices at once, `[columns, elements]` each.
+/// Products of packed tokens with two matrices at once, `[columns, elements]` each. What the thread
+/// reads next is at `after`, if that is known.
 pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panels: &Panels,
     units: &[u32],
     [left, right]: [&[W]; 2],
+    after: Option<&[W]>,
     scratch: &mut Scratch,
     mut emit: impl FnMut(Tile<'_>),
 ) {
@@ -59,7 +61,8 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
                 scratch.sides(length);
                 let units = &units[panel.units];
                 let sides = [&mut scratch.left, &mut scratch.right];
-                let after = [&right[range.start..], &left[range.end..]];
+                let next = (range.end < left.len()).then(|| &left[range.end..]);
+                let after = [Some(&right[range.start..]), next.or(after)];
                 for ((weights, side), after) in [left, right].into_iter().zip(sides).zip(after) {
                     let weights = &weights[range.clone()];
                     let out = &mut side[..length];
@@ -100,12 +103,13 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
 }
 
 /// Products of packed tokens with one matrix, `[columns, elements]`: for each token its values from
-/// some column on.
+/// some column on. What the thread reads next is at `after`, if that is known.
 pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panels: &Panels,
     units: &[u32],
     weights: &[W],
+    after: Option<&[W]>,
     scratch: &mut Scratch,
     mut emit: impl FnMut(usize, usize, &[f32]),
 ) {
@@ -113,7 +117,8 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
     let columns = weights.len().checked_div(k).unwrap_or(0);
     if panels.form == Form::Few {
         for columns in blocks(columns, FEW_ROWS) {
-            let (weights, after) = weights[columns.start * k..].split_at(columns.len() * k);
+            let (weights, next) = weights[columns.start * k..].split_at(columns.len() * k);
+            let after = Some(next).filter(|next| !next.is_empty()).or(after);
             for panel in panels.iter::<M>() {
                 let length = panel.tokens.len() * columns.len();
                 scratch.sides(length);

@@ -7,6 +7,7 @@
 #![deny(missing_docs)]
 
 pub mod architectures;
+mod awake;
 mod config;
 mod decoder;
 mod error;

@@ -11,10 +11,14 @@ use locum_substitution::{
     SubstitutionError, SubstitutionSpec,
 };
 
+use crate::awake::awake;
 use crate::language_model::{CausalLm, Limits, Logits};
 use crate::progress::{Progress, reporting};
 use crate::registry::Architecture;
 use crate::{MemoryPlan, ModelError, ModelFiles};
+
+/// So many tokens of a step that its products are long enough to wake threads for each.
+const FEW_TOKENS: usize = 16;
 
 /// How a model is built.
 #[derive(Clone, Debug)]
@@ -229,10 +233,22 @@ impl Model {
         let before: Vec<usize> = caches.iter().map(KvCache::tokens).collect();
         self.check_ids(ids, &before)?;
         let model = self.model.language_model();
-        // As one of the pool's threads: one outside would sleep during each product, and waking it and
-        // the others for the next one takes a twentieth of a token's time.
-        let logits = rayon::scope(|_| model.forward_observed(ids, caches, wanted, observer));
-        Ok(logits.into_data().iter::<f32>().collect())
+        let compute = || {
+            let logits = model.forward_observed(ids, caches, wanted, observer);
+            // Of the right type, they are not copied.
+            let data = logits.into_data();
+            match data.dtype() {
+                DType::F32 => data.into_vec().unwrap_or_default(),
+                _ => data.iter::<f32>().collect(),
+            }
+        };
+        let tokens: usize = ids.iter().map(Vec::len).sum();
+        Ok(if tokens <= FEW_TOKENS {
+            awake(compute)
+        } else {
+            // As one of the pool's threads: one outside would sleep during each product.
+            rayon::scope(|_| compute())
+        })
     }
 
     /// Checks that sequences, each after `before` tokens, can be computed: some tokens in each, all

@@ -34,6 +34,25 @@ macro_rules! machine {
             }
 
             #[inline]
+            unsafe fn weighted<T: crate::operand::Element>(
+                self,
+                call: crate::arch::weighted::Call<T>,
+            ) where
+                Self: crate::arch::Loads<T>,
+            {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner<T: crate::operand::Element>(call: &crate::arch::weighted::Call<T>)
+                where
+                    $machine: crate::arch::Loads<T>,
+                {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::weighted::weighted::<$machine, T>(call) }
+                }
+                // SAFETY: `self` is proof of the features; the rest is passed on.
+                unsafe { inner(&call) }
+            }
+
+            #[inline]
             unsafe fn pack_few<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
             where
                 Self: crate::arch::Loads<T>,

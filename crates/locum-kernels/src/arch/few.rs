@@ -22,7 +22,7 @@ pub(crate) struct Call<W> {
     pub(super) weights: *const W,
     pub(super) rows: usize,
     pub(super) elements: usize,
-    /// Rows that are read after these.
+    /// Rows that are read after these, or nothing.
     pub(super) after: *const W,
     /// `[tokens][rows]`
     pub(super) out: *mut f32,
@@ -72,7 +72,9 @@ unsafe fn tiles<S: Loads<W>, W: Element, const TOKENS: usize, const ROWS: usize>
         None => call
             .weights
             .wrapping_add((row + ROWS * apart) * call.elements),
-        Some(row) => call.after.wrapping_add(row * call.elements),
+        Some(row) if !call.after.is_null() => call.after.wrapping_add(row * call.elements),
+        // What is here already costs nothing.
+        Some(_) => call.weights.wrapping_add(row * call.elements),
     };
     let mut row = 0;
     // SAFETY: passed on; tiles are within `rows`.

@@ -12,6 +12,7 @@ mod pack;
 mod peak;
 pub(crate) mod portable;
 mod simd;
+mod weighted;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
@@ -34,6 +35,9 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     where
         Self: Loads<W>;
     unsafe fn many(self, call: many::Call);
+    unsafe fn weighted<T: Element>(self, call: weighted::Call<T>)
+    where
+        Self: Loads<T>;
     unsafe fn pack_few<T: Element>(self, rows: &[&[T]], out: *mut u32)
     where
         Self: Loads<T>;
@@ -111,15 +115,15 @@ pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
 }
 
 /// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_few`] has packed:
-/// each weight is read once, straight from its row. Rows at `after` are what is
-/// read next.
+/// each weight is read once, straight from its row. Rows at `after` are what is read next, if that is
+/// known.
 pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panel: &[u32],
     tokens: usize,
     weights: &[W],
     elements: usize,
-    after: &[W],
+    after: Option<&[W]>,
     out: &mut [f32],
 ) {
     let rows = weights.len().checked_div(elements).unwrap_or(0);
@@ -136,7 +140,7 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
             weights: weights.as_ptr(),
             rows,
             elements,
-            after: after.as_ptr(),
+            after: after.map_or(std::ptr::null(), <[W]>::as_ptr),
             out: out.as_mut_ptr(),
         });
     }
@@ -185,6 +189,42 @@ pub(crate) fn many<M: Machine>(
             left: left.as_mut_ptr(),
             right: right.as_mut_ptr(),
             ahead,
+        });
+    }
+}
+
+/// `out[query][column] = Σ_row weights[row][query] · values[row][column]` for a few queries, of rows that
+/// are `stride` elements apart; `out` is `padded` wide. The sums are those of [`many`] with terms
+/// [in turn](Terms::InTurn).
+pub(crate) fn weighted<M: Machine + Loads<T>, T: Element>(
+    machine: M,
+    weights: &[u32],
+    queries: usize,
+    values: &[T],
+    [rows, columns, stride]: [usize; 3],
+    out: &mut [f32],
+    padded: usize,
+) {
+    if queries == 0 || columns == 0 {
+        return;
+    }
+    if rows == 0 {
+        return out.fill(0.0);
+    }
+    assert!(queries <= M::FEW && M::FEW <= 6 && M::UNIT == 1);
+    assert!(weights.len() >= rows * queries && values.len() >= (rows - 1) * stride + columns);
+    assert!(padded >= columns.next_multiple_of(M::LANES) && out.len() >= queries * padded);
+    // SAFETY: the machine has its features, and the lengths are what the call says.
+    unsafe {
+        machine.weighted(weighted::Call {
+            weights: weights.as_ptr(),
+            queries,
+            values: values.as_ptr(),
+            rows,
+            columns,
+            stride,
+            out: out.as_mut_ptr(),
+            padded,
         });
     }
 }

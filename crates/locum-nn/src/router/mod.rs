@@ -133,6 +133,6 @@ impl Router {
     fn logits(&self, x: Tensor<2>) -> (Vec<f32>, usize) {
         let logits = product(extension::cast(x, DType::F32), self.weight.val());
         let experts = logits.dims()[1];
-        (logits.into_data().iter::<f32>().collect(), experts)
+        (logits.into_data().into_vec().unwrap_or_default(), experts)
     }
 }
