@@ -2,7 +2,7 @@
 //! limits, beside the same by plain tensor operations, with substituted experts, and beside
 //! transformers.
 //!
-//! `cargo bench -p locum-benches --bench block`; `-- --quick` takes a tenth of the time. `PYTHON`
+//! `cargo bench -p locum-benches --bench block`; `-- --quick` takes less time. `PYTHON`
 //! names the Python that has PyTorch and transformers, else `python3` is tried. The output is
 //! Markdown. What is compared is measured in turns.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]

@@ -1,6 +1,6 @@
 //! Time of the tiny model.
 //!
-//! `cargo bench -p locum-benches --bench models`; `-- --quick` takes a tenth of the time. The
+//! `cargo bench -p locum-benches --bench models`; `-- --quick` takes less time. The
 //! output is Markdown.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 

@@ -16,16 +16,28 @@ use rayon::prelude::*;
 pub struct Effort {
     budget: Duration,
     quick: bool,
+    warm_up: bool,
 }
 
 impl Effort {
-    /// Reads the program's arguments: `--quick` spends a tenth of the time.
+    /// Reads the program's arguments: `--quick` spends a tenth of the time, on one round where that is what
+    /// one takes.
     #[must_use]
     pub fn from_arguments() -> Self {
         let quick = std::env::args().any(|argument| argument == "--quick");
         Self {
             budget: Duration::from_millis(if quick { 300 } else { 3000 }),
             quick,
+            warm_up: true,
+        }
+    }
+
+    /// The same without a warm-up, for what is as slow the second time.
+    #[must_use]
+    pub fn cold(&self) -> Self {
+        Self {
+            warm_up: false,
+            ..*self
         }
     }
 
@@ -44,8 +56,13 @@ impl Effort {
         self.quick
     }
 
-    /// The median of each rate, measured in turns: at least three rounds after a warm-up, and as
-    /// many as the budget holds.
+    /// How many rounds there are after a warm-up, whatever they take.
+    fn least(&self) -> usize {
+        if self.quick { 1 } else { 3 }
+    }
+
+    /// The median of each rate, measured in turns: at least three rounds after a warm-up (one if it is to be
+    /// quick), and as many as the budget holds.
     pub fn rates<const N: usize>(&self, measure: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
         self.rounds(measure).map(median)
     }
@@ -61,11 +78,15 @@ impl Effort {
 
     fn rounds<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> [Vec<f64>; N] {
         let mut rates = [const { Vec::new() }; N];
-        for measure in &mut measure {
-            measure();
+        if self.warm_up {
+            for measure in &mut measure {
+                measure();
+            }
         }
         let start = Instant::now();
-        while rates[0].len() < 3 || (start.elapsed() < self.budget && rates[0].len() < 1000) {
+        while rates[0].len() < self.least()
+            || (start.elapsed() < self.budget && rates[0].len() < 1000)
+        {
             for (rates, measure) in rates.iter_mut().zip(&mut measure) {
                 rates.push(measure());
             }
@@ -73,13 +94,12 @@ impl Effort {
         rates
     }
 
-    /// The median time of some work, in seconds: of at least three runs after a warm-up, and of as
-    /// many as the budget holds.
+    /// The median time of some work, in seconds: of as many runs as [`rates`](Self::rates) takes.
     pub fn median<T>(&self, mut work: impl FnMut() -> T) -> f64 {
         black_box(work());
         let mut times = Vec::new();
         let start = Instant::now();
-        while times.len() < 3 || (start.elapsed() < self.budget && times.len() < 1000) {
+        while times.len() < self.least() || (start.elapsed() < self.budget && times.len() < 1000) {
             let once = Instant::now();
             black_box(work());
             times.push(once.elapsed().as_secs_f64());

@@ -104,7 +104,7 @@ impl Attention<'_> {
             return;
         }
         let rows = self.heads / self.kv_heads * self.tokens;
-        let blocks = rows.div_ceil(PANELS * M::MANY);
+        let blocks = rows.div_ceil(PANELS * M::OUTER_TOKENS);
         // Keys and values come from memory: for one token that takes longer than to multiply them.
         let memory = self.kv_heads * self.seen * (self.head + self.size) * 4;
         let work = memory.max(self.heads * self.tokens * self.seen * (self.head + self.size));
@@ -169,16 +169,16 @@ struct Block<'a> {
 impl<'a> Block<'a> {
     fn new<M: Machine>(of: &'a Attention<'a>, kv_head: usize, block: usize) -> Self {
         let group = of.heads / of.kv_heads;
-        let first = block * PANELS * M::MANY;
-        let rows = (group * of.tokens - first).min(PANELS * M::MANY);
+        let first = block * PANELS * M::OUTER_TOKENS;
+        let rows = (group * of.tokens - first).min(PANELS * M::OUTER_TOKENS);
         Self {
             of,
             kv_head,
             group,
             first,
             rows,
-            panel: M::MANY,
-            direct: rows <= M::FEW && of.keys.token_stride == of.head,
+            panel: M::OUTER_TOKENS,
+            direct: rows <= M::DOT_TOKENS && of.keys.token_stride == of.head,
         }
     }
 
@@ -210,18 +210,18 @@ impl<'a> Block<'a> {
         let of = self.of;
         let width = 2 * M::LANES;
         let padded = of.size.next_multiple_of(width);
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
+        let panel_units = arch::panel_units::<M>(M::OUTER_TOKENS, of.head);
         resize(&mut scratch.scores, self.rows * KEYS);
         if self.direct {
             resize(&mut scratch.weights, self.rows * KEYS);
-            self.pack_few(machine, &mut scratch.queries);
+            self.pack_dot(machine, &mut scratch.queries);
         } else {
             resize(&mut scratch.queries, PANELS * panel_units);
             resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
-            resize(&mut scratch.weights, PANELS * KEYS * M::MANY);
+            resize(&mut scratch.weights, PANELS * KEYS * M::OUTER_TOKENS);
             resize(&mut scratch.values, KEYS * width);
-            resize(&mut scratch.left, M::MANY * M::LANES);
-            resize(&mut scratch.right, M::MANY * M::LANES);
+            resize(&mut scratch.left, M::OUTER_TOKENS * M::LANES);
+            resize(&mut scratch.right, M::OUTER_TOKENS * M::LANES);
         }
         scratch.sums.clear();
         scratch.sums.resize(self.rows * padded, 0.0);
@@ -266,8 +266,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Packs all queries for [`arch::few`].
-    fn pack_few<M>(&self, machine: M, panel: &mut Vec<u32>)
+    /// Packs all queries for [`arch::dot`].
+    fn pack_dot<M>(&self, machine: M, panel: &mut Vec<u32>)
     where
         M: Machine + Loads<f32> + Loads<bf16>,
     {
@@ -279,11 +279,11 @@ impl<'a> Block<'a> {
         match of.queries.values {
             Activations::F32(values) => {
                 let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
-                arch::pack_few(machine, &rows, panel);
+                arch::pack_dot(machine, &rows, panel);
             }
             Activations::Bf16(values) => {
                 let rows: Vec<_> = starts.map(|s| &values[s..s + of.head]).collect();
-                arch::pack_few(machine, &rows, panel);
+                arch::pack_dot(machine, &rows, panel);
             }
         }
     }
@@ -304,12 +304,12 @@ impl<'a> Block<'a> {
             Activations::F32(keys) => {
                 let after = more.then_some(&keys[last..]);
                 let keys = &keys[first..last];
-                arch::few(machine, queries, self.rows, keys, of.head, after, out);
+                arch::dot(machine, queries, self.rows, keys, of.head, after, out);
             }
             Activations::Bf16(keys) => {
                 let after = more.then_some(&keys[last..]);
                 let keys = &keys[first..last];
-                arch::few(machine, queries, self.rows, keys, of.head, after, out);
+                arch::dot(machine, queries, self.rows, keys, of.head, after, out);
             }
         }
         for (row, scores) in out.chunks_exact(count).enumerate() {
@@ -324,7 +324,7 @@ impl<'a> Block<'a> {
     {
         let of = self.of;
         let width = 2 * M::LANES;
-        let panel_units = arch::panel_units::<M>(M::MANY, of.head);
+        let panel_units = arch::panel_units::<M>(M::OUTER_TOKENS, of.head);
         for tile in (0..count).step_by(width) {
             for side in 0..2 {
                 let keys = (tile + side * M::LANES)..count.min(tile + (side + 1) * M::LANES);
@@ -335,7 +335,7 @@ impl<'a> Block<'a> {
             }
             for (panel, rows) in self.panels().enumerate() {
                 let (left, right) = (&mut scratch.left[..], &mut scratch.right[..]);
-                arch::many(
+                arch::outer(
                     machine,
                     &scratch.queries[panel * panel_units..],
                     rows.len(),
@@ -375,7 +375,7 @@ impl<'a> Block<'a> {
         }
         for (panel, rows) in self.panels().enumerate() {
             let (tokens, first) = (rows.len(), rows.start);
-            let weights = &mut scratch.weights[panel * KEYS * M::MANY..];
+            let weights = &mut scratch.weights[panel * KEYS * M::OUTER_TOKENS..];
             for (key, weights) in weights.chunks_exact_mut(tokens).take(count).enumerate() {
                 for (token, weight) in weights.iter_mut().enumerate() {
                     *weight = scratch.scores[(first + token) * KEYS + key].to_bits();
@@ -438,9 +438,9 @@ impl<'a> Block<'a> {
             }
             for (panel, rows) in self.panels().enumerate() {
                 let (left, right) = (&mut scratch.left[..], &mut scratch.right[..]);
-                arch::many(
+                arch::outer(
                     machine,
-                    &scratch.weights[panel * KEYS * M::MANY..],
+                    &scratch.weights[panel * KEYS * M::OUTER_TOKENS..],
                     rows.len(),
                     &scratch.values,
                     Terms::InTurn { units: count },
@@ -466,7 +466,7 @@ fn resize<T: Clone + Default>(buffer: &mut Vec<T>, length: usize) {
     }
 }
 
-/// Packs some tokens' elements for [`arch::many`], at most a vector of them.
+/// Packs some tokens' elements for [`arch::outer`], at most a vector of them.
 fn pack<M>(
     machine: M,
     from: Heads<'_>,
@@ -492,7 +492,7 @@ fn pack<M>(
             count += 1;
         }
         if count > 0 {
-            arch::pack_many(machine, &rows[..count], out, stride);
+            arch::pack_outer(machine, &rows[..count], out, stride);
         }
     }
     let starts = places.map(|(head, token)| head * from.head_stride + token * from.token_stride);

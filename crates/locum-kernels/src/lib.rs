@@ -38,8 +38,8 @@
 //!
 //! Work is divided among the threads of the current rayon pool by columns of the output, never
 //! within a sum: results do not depend on the number of threads. Nor do a token's results depend on
-//! which and how many other tokens are computed with it: products of few tokens and of many add up in
-//! one order. They do depend on the variant.
+//! which and how many other tokens are computed with it: dot products, for few, and outer products,
+//! for many, add up in one order. They do depend on the variant.
 #![deny(missing_docs)]
 
 mod activation;

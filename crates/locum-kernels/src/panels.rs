@@ -8,10 +8,10 @@ use crate::operand::Element;
 /// Which product a panel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// [`arch::few`]
-    Few,
-    /// [`arch::many`]
-    Many,
+    /// [`arch::dot`]
+    Dot,
+    /// [`arch::outer`]
+    Outer,
 }
 
 /// Tokens in panels of about the same size.
@@ -37,9 +37,9 @@ impl Panels {
     /// For a product with weights that are packed from so many tokens on.
     pub(crate) fn new<M: Simd>(tokens: usize, elements: usize, pack_from: usize) -> Self {
         let (form, most) = if tokens < pack_from {
-            (Form::Few, M::FEW)
+            (Form::Dot, M::DOT_TOKENS)
         } else {
-            (Form::Many, M::MANY)
+            (Form::Outer, M::OUTER_TOKENS)
         };
         Self {
             form,
@@ -95,18 +95,18 @@ impl Panels {
         panel: &mut [u32],
     ) {
         match self.form {
-            Form::Few => arch::pack_few(machine, rows, panel),
-            Form::Many => arch::pack_many(machine, rows, panel, rows.len()),
+            Form::Dot => arch::pack_dot(machine, rows, panel),
+            Form::Outer => arch::pack_outer(machine, rows, panel, rows.len()),
         }
     }
 
     /// Where a unit of a token is in its panel, which has `tokens` of them.
     pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
         match self.form {
-            Form::Few => arch::place_of_few::<M>(unit, token, tokens),
-            Form::Many => {
+            Form::Dot => arch::place_in_dot::<M>(unit, token, tokens),
+            Form::Outer => {
                 let padded = arch::padded_units::<M>(self.elements);
-                arch::place_of_many::<M>(unit, padded) * tokens + token
+                arch::place_in_outer::<M>(unit, padded) * tokens + token
             }
         }
     }

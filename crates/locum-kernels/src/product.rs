@@ -6,8 +6,8 @@ use crate::arch::{self, Ahead, Loads, Machine, Terms};
 use crate::operand::Element;
 use crate::panels::{Form, Panels};
 
-/// Rows of weights that [`arch::few`] gets at a time.
-const FEW_ROWS: usize = 128;
+/// Rows of weights that [`arch::dot`] gets at a time.
+const DOT_ROWS: usize = 128;
 
 /// A thread's memory, kept from task to task.
 #[derive(Default)]
@@ -52,8 +52,8 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
 ) {
     let k = panels.elements;
     let columns = left.len().checked_div(k).unwrap_or(0);
-    if panels.form == Form::Few {
-        for columns in blocks(columns, FEW_ROWS) {
+    if panels.form == Form::Dot {
+        for columns in blocks(columns, DOT_ROWS) {
             let range = columns.start * k..columns.end * k;
             for panel in panels.iter::<M>() {
                 let tokens = panel.tokens.len();
@@ -66,7 +66,7 @@ pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
                 for ((weights, side), after) in [left, right].into_iter().zip(sides).zip(after) {
                     let weights = &weights[range.clone()];
                     let out = &mut side[..length];
-                    arch::few(machine, units, tokens, weights, k, after, out);
+                    arch::dot(machine, units, tokens, weights, k, after, out);
                 }
                 emit(Tile {
                     tokens: panel.tokens,
@@ -115,8 +115,8 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
 ) {
     let k = panels.elements;
     let columns = weights.len().checked_div(k).unwrap_or(0);
-    if panels.form == Form::Few {
-        for columns in blocks(columns, FEW_ROWS) {
+    if panels.form == Form::Dot {
+        for columns in blocks(columns, DOT_ROWS) {
             let (weights, next) = weights[columns.start * k..].split_at(columns.len() * k);
             let after = Some(next).filter(|next| !next.is_empty()).or(after);
             for panel in panels.iter::<M>() {
@@ -124,7 +124,7 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
                 scratch.sides(length);
                 let out = &mut scratch.left[..length];
                 let units = &units[panel.units];
-                arch::few(machine, units, panel.tokens.len(), weights, k, after, out);
+                arch::dot(machine, units, panel.tokens.len(), weights, k, after, out);
                 for (token, values) in panel.tokens.zip(out.chunks_exact(columns.len())) {
                     emit(token, columns.start, values);
                 }
@@ -175,7 +175,7 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
     if scratch.weights.len() < units_of_row * width {
         scratch.weights.resize(units_of_row * width, 0);
     }
-    scratch.sides(M::MANY * M::LANES);
+    scratch.sides(M::OUTER_TOKENS * M::LANES);
     for (side, weights) in sides.into_iter().enumerate() {
         let mut rows: [&[W]; 16] = [&[]; 16];
         let mut count = 0;
@@ -185,7 +185,7 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
         }
         // A side without rows keeps old weights, whose products nobody reads.
         let packed = &mut scratch.weights[side * M::LANES..];
-        arch::pack_many(machine, &rows[..count], packed, width);
+        arch::pack_outer(machine, &rows[..count], packed, width);
     }
     let half = panels.len().div_ceil(2);
     for (index, panel) in panels.iter::<M>().enumerate() {
@@ -195,7 +195,7 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
             units_of_row,
         );
         let (left, right) = (&mut scratch.left[..], &mut scratch.right[..]);
-        arch::many(
+        arch::outer(
             machine,
             &units[panel.units],
             panel.tokens.len(),

@@ -238,7 +238,7 @@ impl Model {
             // Of the right type, they are not copied.
             let data = logits.into_data();
             match data.dtype() {
-                DType::F32 => data.into_vec().unwrap_or_default(),
+                DType::F32 => data.try_into_vec().unwrap_or_default(),
                 _ => data.iter::<f32>().collect(),
             }
         };

@@ -6,28 +6,28 @@ macro_rules! machine {
         // SAFETY: a value is made only where the CPU has the features.
         unsafe impl crate::arch::Machine for $machine {
             #[inline]
-            unsafe fn few<W: crate::operand::Element>(self, call: crate::arch::few::Call<W>)
+            unsafe fn dot<W: crate::operand::Element>(self, call: crate::arch::dot::Call<W>)
             where
                 Self: crate::arch::Loads<W>,
             {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn inner<W: crate::operand::Element>(call: &crate::arch::few::Call<W>)
+                unsafe fn inner<W: crate::operand::Element>(call: &crate::arch::dot::Call<W>)
                 where
                     $machine: crate::arch::Loads<W>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::few::few::<$machine, W>(call) }
+                    unsafe { crate::arch::dot::dot::<$machine, W>(call) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(&call) }
             }
 
             #[inline]
-            unsafe fn many(self, call: crate::arch::many::Call) {
+            unsafe fn outer(self, call: crate::arch::outer::Call) {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn inner(call: &crate::arch::many::Call) {
+                unsafe fn inner(call: &crate::arch::outer::Call) {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::many::many::<$machine>(call) }
+                    unsafe { crate::arch::outer::outer::<$machine>(call) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(&call) }
@@ -53,7 +53,7 @@ macro_rules! machine {
             }
 
             #[inline]
-            unsafe fn pack_few<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
+            unsafe fn pack_dot<T: crate::operand::Element>(self, rows: &[&[T]], out: *mut u32)
             where
                 Self: crate::arch::Loads<T>,
             {
@@ -63,14 +63,14 @@ macro_rules! machine {
                     $machine: crate::arch::Loads<T>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::pack::pack_few::<$machine, T>(rows, out) }
+                    unsafe { crate::arch::pack::pack_dot::<$machine, T>(rows, out) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(rows, out) }
             }
 
             #[inline]
-            unsafe fn pack_many<T: crate::operand::Element>(
+            unsafe fn pack_outer<T: crate::operand::Element>(
                 self,
                 rows: &[&[T]],
                 out: *mut u32,
@@ -87,7 +87,7 @@ macro_rules! machine {
                     $machine: crate::arch::Loads<T>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::pack::pack_many::<$machine, T>(rows, out, stride) }
+                    unsafe { crate::arch::pack::pack_outer::<$machine, T>(rows, out, stride) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(rows, out, stride) }

@@ -1,13 +1,13 @@
 //! What a kernel does, once per instruction set.
 //!
 //! A [`Machine`] is proof that the CPU has an instruction set. The functions here check lengths and
-//! are safe; below them, [`few`], [`many`] and [`pack`] are written once over [`Simd`], and each
+//! are safe; below them, [`dot`], [`outer`] and [`pack`] are written once over [`Simd`], and each
 //! machine compiles them with its own instructions.
 #![allow(unsafe_code)]
 
+mod dot;
 mod entry;
-mod few;
-mod many;
+mod outer;
 mod pack;
 mod peak;
 pub(crate) mod portable;
@@ -16,7 +16,7 @@ mod weighted;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-pub(crate) use many::Ahead;
+pub(crate) use outer::Ahead;
 pub(crate) use simd::{Loads, Simd};
 
 use half::bf16;
@@ -31,17 +31,17 @@ use crate::{Activation, Moments};
 /// Each function needs the CPU features of the machine, of which a value is proof, and what its
 /// safe counterpart in this module checks.
 pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
-    unsafe fn few<W: Element>(self, call: few::Call<W>)
+    unsafe fn dot<W: Element>(self, call: dot::Call<W>)
     where
         Self: Loads<W>;
-    unsafe fn many(self, call: many::Call);
+    unsafe fn outer(self, call: outer::Call);
     unsafe fn weighted<T: Element>(self, call: weighted::Call<T>)
     where
         Self: Loads<T>;
-    unsafe fn pack_few<T: Element>(self, rows: &[&[T]], out: *mut u32)
+    unsafe fn pack_dot<T: Element>(self, rows: &[&[T]], out: *mut u32)
     where
         Self: Loads<T>;
-    unsafe fn pack_many<T: Element>(self, rows: &[&[T]], out: *mut u32, stride: usize)
+    unsafe fn pack_outer<T: Element>(self, rows: &[&[T]], out: *mut u32, stride: usize)
     where
         Self: Loads<T>;
     unsafe fn activate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
@@ -68,24 +68,24 @@ pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
     padded_units::<M>(elements) * tokens
 }
 
-/// Where [`pack_few`] puts a unit of a token that is one of `tokens`.
-pub(crate) fn place_of_few<M: Simd>(unit: usize, token: usize, tokens: usize) -> usize {
+/// Where [`pack_dot`] puts a unit of a token that is one of `tokens`.
+pub(crate) fn place_in_dot<M: Simd>(unit: usize, token: usize, tokens: usize) -> usize {
     let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
     let vector = (step * tokens + token) * M::PARTS + within % M::PARTS;
     vector * M::LANES + within / M::PARTS
 }
 
-/// Where [`pack_many`] puts a unit, of so many with padding: those that [`few`] adds up in one lane
+/// Where [`pack_outer`] puts a unit, of so many with padding: those that [`dot`] adds up in one lane
 /// follow each other, and lanes come in the order in which their sums are joined.
 #[inline(always)]
-pub(crate) fn place_of_many<M: Simd>(unit: usize, padded: usize) -> usize {
+pub(crate) fn place_in_outer<M: Simd>(unit: usize, padded: usize) -> usize {
     let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
     let lane = M::JOINED[within / M::PARTS];
     lane * (padded / M::LANES) + step * M::PARTS + within % M::PARTS
 }
 
-/// Packs tokens for [`few`]: `[step][token][part][lane]`.
-pub(crate) fn pack_few<M: Machine + Loads<T>, T: Element>(
+/// Packs tokens for [`dot`]: `[step][token][part][lane]`.
+pub(crate) fn pack_dot<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
     panel: &mut [u32],
@@ -94,12 +94,12 @@ pub(crate) fn pack_few<M: Machine + Loads<T>, T: Element>(
     assert!(rows.iter().all(|row| row.len() == elements));
     assert!(panel.len() >= panel_units::<M>(rows.len(), elements));
     // SAFETY: the machine has its features; rows have one length, the panel has room for them.
-    unsafe { machine.pack_few(rows, panel.as_mut_ptr()) }
+    unsafe { machine.pack_dot(rows, panel.as_mut_ptr()) }
 }
 
-/// Packs up to [`Simd::LANES`] rows for [`many`], into columns of a panel that is `stride` wide:
-/// `[unit][row]`, units in the order of [`place_of_many`].
-pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
+/// Packs up to [`Simd::LANES`] rows for [`outer`], into columns of a panel that is `stride` wide:
+/// `[unit][row]`, units in the order of [`place_in_outer`].
+pub(crate) fn pack_outer<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
     panel: &mut [u32],
@@ -111,13 +111,13 @@ pub(crate) fn pack_many<M: Machine + Loads<T>, T: Element>(
     assert!(units == 0 || panel.len() >= (units - 1) * stride + rows.len());
     // SAFETY: the machine has its features; rows have one length, and the last of `units` vectors
     // that are `stride` apart ends within the panel.
-    unsafe { machine.pack_many(rows, panel.as_mut_ptr(), stride) }
+    unsafe { machine.pack_outer(rows, panel.as_mut_ptr(), stride) }
 }
 
-/// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_few`] has packed:
+/// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_dot`] has packed:
 /// each weight is read once, straight from its row. Rows at `after` are what is read next, if that is
 /// known.
-pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
+pub(crate) fn dot<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panel: &[u32],
     tokens: usize,
@@ -130,11 +130,11 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
     if elements == 0 || tokens == 0 {
         return out.fill(0.0);
     }
-    assert!(tokens <= M::FEW && weights.len() == rows * elements);
+    assert!(tokens <= M::DOT_TOKENS && weights.len() == rows * elements);
     assert!(panel.len() >= panel_units::<M>(tokens, elements) && out.len() >= rows * tokens);
     // SAFETY: the machine has its features, and the lengths are what the call says.
     unsafe {
-        machine.few(few::Call {
+        machine.dot(dot::Call {
             panel: panel.as_ptr(),
             tokens,
             weights: weights.as_ptr(),
@@ -146,19 +146,19 @@ pub(crate) fn few<M: Machine + Loads<W>, W: Element>(
     }
 }
 
-/// How [`many`] adds up a sum's terms.
+/// How [`outer`] adds up a sum's terms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Terms {
     /// One after the other.
     InTurn { units: usize },
-    /// As [`few`] does, of units in the order of [`place_of_many`], with padding: bit by bit the same
+    /// As [`dot`] does, of units in the order of [`place_in_outer`], with padding: bit by bit the same
     /// sums.
     InLanes { units: usize },
 }
 
 /// `left[token][lane]` and `right[token][lane]`: products of the tokens of a panel with the two
 /// vectors of rows that `weights` `[unit][2 · LANES]` has.
-pub(crate) fn many<M: Machine>(
+pub(crate) fn outer<M: Machine>(
     machine: M,
     panel: &[u32],
     tokens: usize,
@@ -174,13 +174,13 @@ pub(crate) fn many<M: Machine>(
         Terms::InTurn { .. } => 1,
         Terms::InLanes { .. } => M::LANES,
     };
-    assert!((1..=M::MANY).contains(&tokens) && units % lanes == 0);
+    assert!((1..=M::OUTER_TOKENS).contains(&tokens) && units % lanes == 0);
     assert!(panel.len() >= units * tokens && weights.len() >= units * 2 * M::LANES);
     assert!(left.len() >= tokens * M::LANES && right.len() >= tokens * M::LANES);
     // SAFETY: the machine has its features, and the lengths are what the call says. What is read
     // ahead is only prefetched.
     unsafe {
-        machine.many(many::Call {
+        machine.outer(outer::Call {
             panel: panel.as_ptr(),
             tokens,
             weights: weights.as_ptr(),
@@ -194,7 +194,7 @@ pub(crate) fn many<M: Machine>(
 }
 
 /// `out[query][column] = Σ_row weights[row][query] · values[row][column]` for a few queries, of rows that
-/// are `stride` elements apart; `out` is `padded` wide. The sums are those of [`many`] with terms
+/// are `stride` elements apart; `out` is `padded` wide. The sums are those of [`outer`] with terms
 /// [in turn](Terms::InTurn).
 pub(crate) fn weighted<M: Machine + Loads<T>, T: Element>(
     machine: M,
@@ -211,7 +211,7 @@ pub(crate) fn weighted<M: Machine + Loads<T>, T: Element>(
     if rows == 0 {
         return out.fill(0.0);
     }
-    assert!(queries <= M::FEW && M::FEW <= 6 && M::UNIT == 1);
+    assert!(queries <= M::DOT_TOKENS && M::DOT_TOKENS <= 6 && M::UNIT == 1);
     assert!(weights.len() >= rows * queries && values.len() >= (rows - 1) * stride + columns);
     assert!(padded >= columns.next_multiple_of(M::LANES) && out.len() >= queries * padded);
     // SAFETY: the machine has its features, and the lengths are what the call says.

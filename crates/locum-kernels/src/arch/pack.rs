@@ -1,4 +1,4 @@
-//! Panels: activations, and weights of products of many tokens, in the order that products read.
+//! Panels: activations, and weights of outer products, in the order that products read.
 
 use super::simd::Loads;
 use crate::operand::Element;
@@ -10,7 +10,7 @@ use crate::operand::Element;
 ///
 /// The CPU has the features; rows have one length; `out` has [`super::panel_units`] of them.
 #[inline(always)]
-pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut u32) {
+pub(super) unsafe fn pack_dot<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut u32) {
     const { assert!(S::PARTS == 1 || S::UNIT == 1) };
     let parts = S::PARTS;
     for (r, row) in rows.iter().enumerate() {
@@ -34,14 +34,14 @@ pub(super) unsafe fn pack_few<S: Loads<T>, T: Element>(rows: &[&[T]], out: *mut 
 }
 
 /// `[unit][row]`, `stride` from unit to unit, the tail zero: units in the order of
-/// [`super::place_of_many`].
+/// [`super::place_in_outer`].
 ///
 /// # Safety
 ///
 /// The CPU has the features; rows have one length and are at most [`Simd::LANES`]; `out` has
 /// [`super::padded_units`], the last of them as long as there are rows.
 #[inline(always)]
-pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
+pub(super) unsafe fn pack_outer<S: Loads<T>, T: Element>(
     rows: &[&[T]],
     out: *mut u32,
     stride: usize,
@@ -59,7 +59,7 @@ pub(super) unsafe fn pack_many<S: Loads<T>, T: Element>(
             }
             S::transpose(&mut square);
             for (unit, &lanes) in square[..S::LANES].iter().enumerate() {
-                let place = super::place_of_many::<S>(vector * S::LANES + unit, units);
+                let place = super::place_in_outer::<S>(vector * S::LANES + unit, units);
                 S::store_some(lanes, rows.len(), out.add(place * stride));
             }
         }

@@ -18,8 +18,8 @@ unsafe impl Simd for Portable {
     const LANES: usize = 8;
     const UNIT: usize = 1;
     const PARTS: usize = 1;
-    const FEW: usize = 4;
-    const MANY: usize = 4;
+    const DOT_TOKENS: usize = 4;
+    const OUTER_TOKENS: usize = 4;
     const JOINED: [usize; 16] = [0, 4, 2, 6, 1, 5, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0];
     const ROWS: [usize; 6] = [4, 2, 2, 2, 2, 2];
 

@@ -16,14 +16,14 @@ pub(crate) unsafe trait Simd: Copy {
     const LANES: usize;
     /// Elements of a unit.
     const UNIT: usize;
-    /// Vectors that a step of weights is taken apart into, elements by turns, for products of few
-    /// tokens: `bf16` is widened where it is, which costs less than to spread it. Other types follow,
-    /// so that the type does not change the order of sums.
+    /// Vectors that a step of weights is taken apart into, elements by turns, for [`super::dot`]: `bf16`
+    /// is widened where it is, which costs less than to spread it. Other types follow, so that the type
+    /// does not change the order of sums.
     const PARTS: usize;
-    /// Most tokens of a panel for products that read weights once, up to 6.
-    const FEW: usize;
-    /// Most tokens of a panel for products with packed weights.
-    const MANY: usize;
+    /// Most tokens of a panel for [`super::dot`], up to 6.
+    const DOT_TOKENS: usize;
+    /// Most tokens of a panel for [`super::outer`].
+    const OUTER_TOKENS: usize;
     /// The place of each lane in the order in which [`sums`](Self::sums) joins lanes: two that follow each
     /// other, then twos, and so on.
     const JOINED: [usize; 16];
@@ -55,8 +55,8 @@ pub(crate) unsafe trait Simd: Copy {
 ///
 /// Functions need the CPU features of the instruction set, and pointers to the elements.
 pub(crate) unsafe trait Loads<T: Element>: Simd {
-    /// From this many tokens on, packing weights of this type for [`super::many`] pays: what
-    /// [`super::few`] does to widen them is done once then, and not for each panel.
+    /// From this many tokens on, packing weights of this type for [`super::outer`] pays: what
+    /// [`super::dot`] does to widen them is done once then, and not for each panel.
     const PACK_FROM: usize;
 
     /// One of the [`PARTS`](Simd::PARTS) of `LANES · UNIT · PARTS` elements at any alignment.

@@ -1,6 +1,6 @@
 //! Weighted sums of rows: what attention makes of values, for the few queries of a token.
 //!
-//! Each sum is one lane and goes through the rows in order, as in [`super::many`]: the same sums, bit by
+//! Each sum is one lane and goes through the rows in order, as in [`super::outer`]: the same sums, bit by
 //! bit.
 
 use super::simd::Loads;

@@ -133,6 +133,9 @@ impl Router {
     fn logits(&self, x: Tensor<2>) -> (Vec<f32>, usize) {
         let logits = product(extension::cast(x, DType::F32), self.weight.val());
         let experts = logits.dims()[1];
-        (logits.into_data().into_vec().unwrap_or_default(), experts)
+        (
+            logits.into_data().try_into_vec().unwrap_or_default(),
+            experts,
+        )
     }
 }

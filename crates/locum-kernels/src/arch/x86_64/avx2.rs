@@ -29,8 +29,8 @@ unsafe impl Simd for Avx2 {
     const LANES: usize = 8;
     const UNIT: usize = 1;
     const PARTS: usize = 2;
-    const FEW: usize = 5;
-    const MANY: usize = 6;
+    const DOT_TOKENS: usize = 5;
+    const OUTER_TOKENS: usize = 6;
     const JOINED: [usize; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 0, 0, 0, 0, 0, 0, 0, 0];
     const ROWS: [usize; 6] = [8, 4, 4, 2, 2, 2];
 

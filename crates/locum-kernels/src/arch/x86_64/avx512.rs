@@ -44,8 +44,8 @@ macro_rules! simd {
         const LANES: usize = 16;
         const UNIT: usize = $unit;
         const PARTS: usize = $parts;
-        const FEW: usize = 6;
-        const MANY: usize = 12;
+        const DOT_TOKENS: usize = 6;
+        const OUTER_TOKENS: usize = 12;
         const JOINED: [usize; 16] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
         const ROWS: [usize; 6] = $rows;
 

@@ -1,7 +1,7 @@
-//! Products of many tokens: a panel of tokens by two vectors of packed weight rows.
+//! Outer products, each of a panel's tokens by two vectors of packed weight rows, added up over `k`.
 //!
 //! Each sum is one lane; activations are broadcast. A sum has parts, which are what the lanes of the
-//! sums of [`super::few`] add up, and which are joined in the order in which that joins its lanes: so
+//! sums of [`super::dot`] add up, and which are joined in the order in which that joins its lanes: so
 //! a token's results are the same however many tokens are computed with it. Joining costs 2 to 5 % of
 //! the time.
 
@@ -49,9 +49,9 @@ pub(crate) struct Call {
 
 /// # Safety
 ///
-/// The CPU has the features, pointers have what [`Call`] says, `tokens` is at most [`Simd::MANY`].
+/// The CPU has the features, pointers have what [`Call`] says, `tokens` is at most [`Simd::OUTER_TOKENS`].
 #[inline(always)]
-pub(super) unsafe fn many<S: Simd>(call: &Call) {
+pub(super) unsafe fn outer<S: Simd>(call: &Call) {
     // SAFETY: passed on. Const generics make the sums registers; the guards leave out what an
     // instruction set has no registers for.
     unsafe {
@@ -60,14 +60,14 @@ pub(super) unsafe fn many<S: Simd>(call: &Call) {
             2 => tile::<S, 2>(call),
             3 => tile::<S, 3>(call),
             4 => tile::<S, 4>(call),
-            5 if S::MANY >= 5 => tile::<S, 5>(call),
-            6 if S::MANY >= 6 => tile::<S, 6>(call),
-            7 if S::MANY >= 7 => tile::<S, 7>(call),
-            8 if S::MANY >= 8 => tile::<S, 8>(call),
-            9 if S::MANY >= 9 => tile::<S, 9>(call),
-            10 if S::MANY >= 10 => tile::<S, 10>(call),
-            11 if S::MANY >= 11 => tile::<S, 11>(call),
-            _ if S::MANY >= 12 => tile::<S, 12>(call),
+            5 if S::OUTER_TOKENS >= 5 => tile::<S, 5>(call),
+            6 if S::OUTER_TOKENS >= 6 => tile::<S, 6>(call),
+            7 if S::OUTER_TOKENS >= 7 => tile::<S, 7>(call),
+            8 if S::OUTER_TOKENS >= 8 => tile::<S, 8>(call),
+            9 if S::OUTER_TOKENS >= 9 => tile::<S, 9>(call),
+            10 if S::OUTER_TOKENS >= 10 => tile::<S, 10>(call),
+            11 if S::OUTER_TOKENS >= 11 => tile::<S, 11>(call),
+            _ if S::OUTER_TOKENS >= 12 => tile::<S, 12>(call),
             _ => {}
         }
     }

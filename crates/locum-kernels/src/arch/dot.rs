@@ -1,6 +1,6 @@
-//! Products that read weights where they are: a few tokens at a time, and some rows. With few tokens,
-//! weights stream once from memory; with many, a block of rows stays in the second cache for all of
-//! them, which is as fast as [`super::many`] where weights cost next to nothing to widen.
+//! Dot products, for which weights are read where they are: a few tokens at a time, and some rows. With few
+//! tokens, weights stream once from memory; with many, a block of rows stays in the second cache for all of
+//! them, which is as fast as [`super::outer`] where weights cost next to nothing to widen.
 //!
 //! A tile is `tokens × rows` sums, each a vector over `k`. Its rows are a page of memory apart, or
 //! as far as they are long: the CPU's own prefetching follows one stream a page. A tile also asks for
@@ -33,9 +33,9 @@ const PAGE: usize = 4096;
 
 /// # Safety
 ///
-/// The CPU has the features, pointers have what [`Call`] says, `tokens` is at most [`Simd::FEW`].
+/// The CPU has the features, pointers have what [`Call`] says, `tokens` is at most [`Simd::DOT_TOKENS`].
 #[inline(always)]
-pub(super) unsafe fn few<S: Loads<W>, W: Element>(call: &Call<W>) {
+pub(super) unsafe fn dot<S: Loads<W>, W: Element>(call: &Call<W>) {
     // SAFETY: passed on. Const generics make the sums registers.
     unsafe {
         match call.tokens {
@@ -43,8 +43,8 @@ pub(super) unsafe fn few<S: Loads<W>, W: Element>(call: &Call<W>) {
             2 => all_rows::<S, W, 2>(call),
             3 => all_rows::<S, W, 3>(call),
             4 => all_rows::<S, W, 4>(call),
-            5 if S::FEW >= 5 => all_rows::<S, W, 5>(call),
-            6 if S::FEW >= 6 => all_rows::<S, W, 6>(call),
+            5 if S::DOT_TOKENS >= 5 => all_rows::<S, W, 5>(call),
+            6 if S::DOT_TOKENS >= 6 => all_rows::<S, W, 6>(call),
             more => unreachable!("{more} tokens"),
         }
     }
