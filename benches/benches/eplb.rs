@@ -193,6 +193,7 @@ fn main() {
         repetitions: if quick { 3 } else { 31 },
         missed: 0,
     };
+    println!("## eplb\n");
     println!(
         "Machine: {}. One thread, medians of {} runs, seed {SEED}.\n",
         machine(),
