@@ -43,6 +43,7 @@ fn experts(layer: u32) -> RoutedExperts {
         .map(|(row, &expert)| {
             let name = format!("{prefix}.{expert}.approx_value");
             let (_, value) = checkpoint.tensor(&name).unwrap().into_parts();
+            let value = value.view().clone();
             Constant { row, expert, value }
         })
         .collect();

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use locum_substitution::{NamedTensor, SubstitutionError, TensorInfo};
+use locum_substitution::{NamedTensor, SubstitutionError, TensorBytes, TensorInfo};
 
 use crate::directory::{Layout, layout};
 use crate::index::ShardIndex;
@@ -52,10 +52,10 @@ impl Contents {
         }
     }
 
-    fn view(&self, range: Range<usize>) -> Bytes {
+    fn tensor(&self, range: Range<usize>) -> TensorBytes {
         match self {
-            Self::Map(map) => map.view(range),
-            Self::Memory(bytes) => bytes.slice(range),
+            Self::Map(map) => map.tensor(range),
+            Self::Memory(bytes) => bytes.slice(range).into(),
         }
     }
 }
@@ -77,8 +77,9 @@ impl Checkpoint {
     ///
     /// The files are memory maps: **they must not change while a checkpoint or one of its tensors
     /// is in use.** The operating system does not prevent it. Other bytes would be read as
-    /// weights, and a file that is cut short ends the process. Replacing a file by renaming
-    /// another over it is safe.
+    /// weights, and a file that is cut short ends the process where its bytes are looked at; where they are
+    /// [copied](locum_substitution::TensorBytes::copy_to), as large weights are, it is an error. Replacing a
+    /// file by renaming another over it is safe.
     ///
     /// # Errors
     ///
@@ -324,7 +325,7 @@ impl Checkpoint {
 
     fn view(&self, stored: &StoredTensor) -> Result<NamedTensor, CheckpointError> {
         let file = &self.files[stored.file];
-        let bytes = file.contents.view(stored.range.clone());
+        let bytes = file.contents.tensor(stored.range.clone());
         NamedTensor::new(stored.info.clone(), bytes).map_err(|source| CheckpointError::Tensor {
             file: file.path.clone(),
             source,

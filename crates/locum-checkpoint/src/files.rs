@@ -94,7 +94,7 @@ pub(crate) fn map(path: &Path) -> Result<FileMap, CheckpointError> {
         return Err(CheckpointError::EmptyFile { path: path.into() });
     }
     let file = File::open(path).map_err(io_error("open", path))?;
-    FileMap::new(&file).map_err(io_error("map", path))
+    FileMap::new(file, path).map_err(io_error("map", path))
 }
 
 /// Refuses what is a common mistake for any content: nothing at all, and a Git LFS pointer.

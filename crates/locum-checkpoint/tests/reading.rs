@@ -49,6 +49,35 @@ fn tensors_of_one_file_come_with_type_shape_and_values() -> TestResult {
 }
 
 #[test]
+fn bytes_are_read_from_the_file_that_they_are_mapped_from() -> TestResult {
+    let directory = tempfile::tempdir()?;
+    let (x, y) = ([1.0, 2.0, 3.0], [4.0, 5.0]);
+    let path = directory.path().join("model.safetensors");
+    fs::write(&path, vectors(&[("x", &x), ("y", &y)]))?;
+    let checkpoint = Checkpoint::open(directory.path())?;
+    let bytes = checkpoint.tensor("y")?.into_parts().1;
+    let mut out = [0; 8];
+    bytes.copy_to(&mut out)?;
+    assert_eq!(out[..], f32s(&y)[..]);
+    let mut last = [0; 4];
+    bytes.slice(0..8).slice(4..100).copy_to(&mut last)?;
+    assert_eq!(last, 5.0f32.to_le_bytes());
+    assert!(bytes.copy_to(&mut last).is_err(), "of another length");
+    bytes.slice(9..12).copy_to(&mut [])?;
+
+    // It is the file that was opened, whatever has its name now; and one that loses its end is an error.
+    let other = directory.path().join("other");
+    fs::rename(&path, &other)?;
+    fs::write(&path, "something else")?;
+    bytes.copy_to(&mut out)?;
+    assert_eq!(out[..], f32s(&y)[..]);
+    File::options().write(true).open(&other)?.set_len(60)?;
+    let error = bytes.copy_to(&mut out).err().ok_or("it is gone")?;
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn shards_come_in_the_order_of_the_index_and_know_their_file() -> TestResult {
     let directory = tempfile::tempdir()?;
     let path = directory.path();

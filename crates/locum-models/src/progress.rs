@@ -15,11 +15,11 @@ pub(crate) fn reporting(
     progress: &Progress,
 ) -> Result<NamedTensor, SubstitutionError> {
     let (info, bytes) = tensor.into_parts();
-    let reporting = Reporting {
-        bytes,
-        progress: Arc::clone(progress),
+    let reporting = |bytes| {
+        let progress = Arc::clone(progress);
+        Bytes::from_owner(Reporting { bytes, progress })
     };
-    NamedTensor::new(info, Bytes::from_owner(reporting))
+    NamedTensor::new(info, bytes.owned_by(reporting))
 }
 
 struct Reporting {

@@ -1,7 +1,8 @@
-//! Memory for weights: filled once, by all cores, straight from a checkpoint's views.
+//! Memory for weights: filled once, by all cores, straight from a checkpoint's files.
 
 use burn::tensor::{AllocationProperty, Bytes as BurnBytes};
 use bytes::Bytes;
+use locum_substitution::{SubstitutionError, TensorBytes};
 use memmap2::MmapMut;
 use rayon::prelude::*;
 
@@ -10,11 +11,17 @@ const CHUNK: usize = 4 << 20;
 /// From here on, weights get pages of their own: one huge page.
 const LARGE: usize = 2 << 20;
 
-/// Copies views, one after the other, into memory that a tensor can own. Each view is let go as soon
-/// as it is copied.
-pub(crate) fn gather(views: impl IntoIterator<Item = Bytes>) -> BurnBytes {
-    let views: Vec<Bytes> = views.into_iter().collect();
-    let length = views.iter().map(Bytes::len).sum();
+/// Copies bytes, one after the other, into memory that a tensor can own. They are let go as soon as they
+/// are copied.
+///
+/// # Errors
+///
+/// Those of [`TensorBytes::copy_to`].
+pub(crate) fn gather(
+    parts: impl IntoIterator<Item = TensorBytes>,
+) -> Result<BurnBytes, SubstitutionError> {
+    let parts: Vec<TensorBytes> = parts.into_iter().collect();
+    let length = parts.iter().map(|part| part.len()).sum();
     if length >= LARGE
         && let Ok(mut map) = MmapMut::map_anon(length)
     {
@@ -22,19 +29,20 @@ pub(crate) fn gather(views: impl IntoIterator<Item = Bytes>) -> BurnBytes {
         // would miss addresses. A system that has no huge pages to give is none the worse.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        fill(&mut map, views);
-        return BurnBytes::from_shared(Bytes::from_owner(map), AllocationProperty::Other);
+        fill(&mut map, parts)?;
+        let map = Bytes::from_owner(map);
+        return Ok(BurnBytes::from_shared(map, AllocationProperty::Other));
     }
     let mut bytes = vec![0; length];
-    fill(&mut bytes, views);
-    BurnBytes::from_bytes_vec(bytes)
+    fill(&mut bytes, parts)?;
+    Ok(BurnBytes::from_bytes_vec(bytes))
 }
 
-fn fill(mut rest: &mut [u8], views: Vec<Bytes>) {
+fn fill(mut rest: &mut [u8], parts: Vec<TensorBytes>) -> Result<(), SubstitutionError> {
     let mut copies = Vec::new();
-    for mut view in views {
-        while !view.is_empty() {
-            let part = view.split_to(view.len().min(CHUNK));
+    for part in parts {
+        for start in (0..part.len()).step_by(CHUNK) {
+            let part = part.slice(start..start + CHUNK);
             let (target, others) = rest.split_at_mut(part.len());
             copies.push((target, part));
             rest = others;
@@ -42,7 +50,7 @@ fn fill(mut rest: &mut [u8], views: Vec<Bytes>) {
     }
     copies
         .into_par_iter()
-        .for_each(|(target, part)| target.copy_from_slice(&part));
+        .try_for_each(|(target, part)| part.copy_to(target))
 }
 
 #[cfg(test)]
@@ -61,7 +69,9 @@ mod tests {
                 })
                 .collect();
             let expected = views.concat();
-            assert_eq!(gather(views)[..], expected[..]);
+            let gathered =
+                gather(views.into_iter().map(TensorBytes::from)).expect("bytes in memory");
+            assert_eq!(gathered[..], expected[..]);
         }
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn value<const D: usize>(
     let (info, bytes) = tensor_of.into_parts();
     let dtype = dtype(&info)?;
     let shape = dimensions(info)?;
-    Ok(tensor(gather([bytes]), shape, dtype, device))
+    Ok(tensor(gather([bytes])?, shape, dtype, device))
 }
 
 /// The value of a parameter that holds ids from a tensor of a checkpoint, in the type that they are
@@ -118,7 +118,7 @@ pub(crate) fn ids<const D: usize>(
     let dtype = id_dtype(&info)?;
     let shape: [usize; D] = dimensions(info)?;
     Ok(Tensor::from_data(
-        TensorData::from_bytes(gather([bytes]), shape, dtype),
+        TensorData::from_bytes(gather([bytes])?, shape, dtype),
         (device, dtype),
     ))
 }

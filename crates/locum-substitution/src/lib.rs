@@ -41,6 +41,7 @@ pub mod name;
 mod route;
 mod substituted;
 mod tensor;
+mod tensor_bytes;
 
 pub use config::{
     ConfigFormat, ExpertCounts, LayerExpert, LayerSubstitution, SubstitutionSpec, Target,
@@ -54,3 +55,4 @@ pub use loading::{LoadWeights, Loaded, ProcessWeightsAfterLoading, SkipRule, Wei
 pub use route::{ConstantRoute, Dispatch, Route, RouteTable, TokenWeight};
 pub use substituted::Substituted;
 pub use tensor::{Dtype, NamedTensor, TensorInfo};
+pub use tensor_bytes::{ReadAt, TensorBytes};

@@ -3,9 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use bytes::Bytes;
-
-use crate::SubstitutionError;
+use crate::{SubstitutionError, TensorBytes};
 
 /// Element type of a stored tensor.
 ///
@@ -106,7 +104,7 @@ impl TensorInfo {
 #[derive(Clone)]
 pub struct NamedTensor {
     info: TensorInfo,
-    bytes: Bytes,
+    bytes: TensorBytes,
 }
 
 impl NamedTensor {
@@ -116,7 +114,7 @@ impl NamedTensor {
     ///
     /// [`SubstitutionError::ByteLength`] where the bytes of a tensor of a supported type are not
     /// as many as its shape asks for.
-    pub fn new(info: TensorInfo, bytes: impl Into<Bytes>) -> Result<Self, SubstitutionError> {
+    pub fn new(info: TensorInfo, bytes: impl Into<TensorBytes>) -> Result<Self, SubstitutionError> {
         let bytes = bytes.into();
         if let Some(size) = info.dtype.size() {
             let expected = info.num_elements().and_then(|n| n.checked_mul(size));
@@ -172,7 +170,7 @@ impl NamedTensor {
 
     /// The elements, little-endian and row-major.
     #[must_use]
-    pub fn bytes(&self) -> &Bytes {
+    pub fn bytes(&self) -> &TensorBytes {
         &self.bytes
     }
 
@@ -202,7 +200,7 @@ impl NamedTensor {
 
     /// Takes the tensor apart.
     #[must_use]
-    pub fn into_parts(self) -> (TensorInfo, Bytes) {
+    pub fn into_parts(self) -> (TensorInfo, TensorBytes) {
         (self.info, self.bytes)
     }
 }

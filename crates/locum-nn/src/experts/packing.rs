@@ -5,9 +5,8 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use bytes::Bytes;
 use locum_substitution::{
-    ExpertWeights, Listing, NamedTensor, RouteTable, SubstitutionError, TensorInfo,
+    ExpertWeights, Listing, NamedTensor, RouteTable, SubstitutionError, TensorBytes, TensorInfo,
 };
 
 use super::{ExpertsConfig, RoutedExperts};
@@ -46,7 +45,7 @@ impl Packing {
 #[derive(Clone, Debug)]
 struct Pending {
     /// `[retained, matrices]`
-    views: Vec<Option<Bytes>>,
+    views: Vec<Option<TensorBytes>>,
     matrices: usize,
     /// Elements of a matrix.
     elements: usize,
@@ -69,7 +68,7 @@ impl Pending {
         info: &TensorInfo,
         row: usize,
         first: usize,
-        bytes: &Bytes,
+        bytes: &TensorBytes,
     ) -> Result<(), SubstitutionError> {
         let dtype = dtype(info)?;
         let expected = *self.dtype.get_or_insert(dtype);
@@ -94,14 +93,20 @@ impl Pending {
     }
 
     /// The packed rows, once all have arrived.
-    fn pack<const D: usize>(&mut self, shape: [usize; D], device: &Device) -> Option<Tensor<D>> {
-        let dtype = self.dtype?;
+    fn pack<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        device: &Device,
+    ) -> Result<Option<Tensor<D>>, SubstitutionError> {
+        let Some(dtype) = self.dtype else {
+            return Ok(None);
+        };
         if self.views.iter().any(Option::is_none) {
-            return None;
+            return Ok(None);
         }
-        let rows = gather(self.views.iter_mut().filter_map(Option::take));
+        let rows = gather(self.views.iter_mut().filter_map(Option::take))?;
         self.dtype = None;
-        Some(tensor(rows, shape, dtype, device))
+        Ok(Some(tensor(rows, shape, dtype, device)))
     }
 }
 
@@ -142,7 +147,7 @@ impl RoutedExperts {
     fn put_packed(
         &mut self,
         info: &TensorInfo,
-        bytes: &Bytes,
+        bytes: &TensorBytes,
         parameter: &str,
     ) -> Result<(), SubstitutionError> {
         let pending = if parameter == GATE_UP {
@@ -162,7 +167,7 @@ impl RoutedExperts {
     }
 
     /// Packs what is complete, and names the parameter.
-    fn pack(&mut self, gate_up: bool) -> Option<&'static str> {
+    fn pack(&mut self, gate_up: bool) -> Result<Option<&'static str>, SubstitutionError> {
         let (parameter, pending, name) = if gate_up {
             (&mut self.gate_up_proj, &mut self.packing.gate_up, GATE_UP)
         } else {
@@ -170,8 +175,10 @@ impl RoutedExperts {
         };
         let shape = parameter.lazy_shape().dims::<3>();
         let packed = pending.pack(shape, &parameter.lazy_device())?;
-        *parameter = Param::initialized(parameter.id, packed);
-        Some(name)
+        Ok(packed.map(|packed| {
+            *parameter = Param::initialized(parameter.id, packed);
+            name
+        }))
     }
 }
 
@@ -233,7 +240,7 @@ impl ExpertWeights for RoutedExperts {
                 parameter == GATE_UP
             }
         };
-        Ok(self.pack(gate_up))
+        self.pack(gate_up)
     }
 
     fn list_missing(&self, missing: &mut Listing) {

@@ -25,7 +25,7 @@ pub(super) fn convert(constant: &NamedTensor, dtype: &Dtype) -> Result<Bytes, Su
         });
     };
     if constant.dtype() == dtype {
-        return Ok(constant.bytes().clone());
+        return Ok(constant.bytes().view().clone());
     }
     let narrow: fn(f32) -> (bool, Vec<u8>) = match dtype {
         Dtype::F32 => |v| (true, v.to_le_bytes().to_vec()),
