@@ -85,14 +85,16 @@ fn limits(effort: Effort, all: &SparseMoe) {
         let operations = SIZES.operations(routes.ids.len(), tokens);
         let bytes = active as f64 * SIZES.expert_bytes();
         let bf16 = activations == DType::BF16;
-        let [calls, bandwidth, peak] = effort.rates([
+        let turns = effort.turns([
             &mut calls(|| all.forward(x.clone())),
             &mut read_bandwidth_once(),
             &mut || peak(variant, bf16),
         ]);
-        let of_bandwidth = bytes * calls / bandwidth;
-        let of_peak = operations * calls / peak;
-        let of_roofline = calls * (bytes / bandwidth).max(operations / peak);
+        let [calls, bandwidth, _] = turns.medians();
+        let of_bandwidth = turns.median(|[calls, bandwidth, _]| bytes * calls / bandwidth);
+        let of_peak = turns.median(|[calls, _, peak]| operations * calls / peak);
+        let of_roofline = turns
+            .median(|[calls, bandwidth, peak]| calls * (bytes / bandwidth).max(operations / peak));
         let verdict = match (bf16, tokens) {
             (_, 1) => Target::AtLeast(bandwidth_target(bandwidth)).columns(of_bandwidth),
             (_, 4 | 16) => Target::AtLeast(0.8).columns(of_roofline),
@@ -126,14 +128,15 @@ fn plain(effort: Effort, all: &SparseMoe) {
         (DType::BF16, 1024, 3.5),
     ] {
         let x = input(tokens, SIZES.hidden, activations);
-        let [ours, theirs] = effort.rates([
+        let turns = effort.turns([
             &mut calls(|| all.forward(x.clone())),
             &mut calls(|| {
                 let routes = all.gate.forward(x.clone(), &SIZES.rule());
                 all.experts.forward_plain(x.clone(), &routes)
             }),
         ]);
-        let ratio = ours / theirs;
+        let [ours, theirs] = turns.medians();
+        let ratio = turns.median(|[ours, theirs]| ours / theirs);
         println!(
             "| {} | {tokens} | {:.2} ms | {:.2} ms | {ratio:.1} | {} |",
             name(activations),
@@ -229,7 +232,7 @@ fn substituted(effort: Effort, all: &SparseMoe, pruned: &SparseMoe, count: usize
             .filter(|&&id| id < retained as i64)
             .count();
         let part = kept as f64 / routes.ids.len() as f64;
-        let [ours, whole, theirs] = effort.rates([
+        let turns = effort.turns([
             &mut calls(|| pruned.forward(x.clone())),
             &mut calls(|| all.forward(x.clone())),
             &mut calls(|| {
@@ -239,8 +242,9 @@ fn substituted(effort: Effort, all: &SparseMoe, pruned: &SparseMoe, count: usize
                     .forward(x.clone(), &to_row_0(&routes, retained))
             }),
         ]);
-        let ratio = whole / ours / part;
-        let slower = ours / theirs;
+        let [ours, whole, theirs] = turns.medians();
+        let ratio = turns.median(|[ours, whole, _]| whole / ours / part);
+        let slower = turns.median(|[ours, _, theirs]| ours / theirs);
         let target = match (tokens, share) {
             (1024, 25) => Target::AtLeast(1.2),
             (1024, 50) => Target::AtLeast(1.7),

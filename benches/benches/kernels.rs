@@ -158,13 +158,15 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                     variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
                     1.0 / start.elapsed().as_secs_f64()
                 };
-                let [calls, bandwidth, peak] =
-                    effort.rates([&mut call, &mut read_bandwidth_once(), &mut || {
-                        peak(variant, bf16)
-                    }]);
-                let of_bandwidth = bytes * calls / bandwidth;
-                let of_peak = flops * calls / peak;
-                let of_roofline = calls * (bytes / bandwidth).max(flops / peak);
+                let turns = effort.turns([&mut call, &mut read_bandwidth_once(), &mut || {
+                    peak(variant, bf16)
+                }]);
+                let [calls, bandwidth, _] = turns.medians();
+                let of_bandwidth = turns.median(|[calls, bandwidth, _]| bytes * calls / bandwidth);
+                let of_peak = turns.median(|[calls, _, peak]| flops * calls / peak);
+                let of_roofline = turns.median(|[calls, bandwidth, peak]| {
+                    calls * (bytes / bandwidth).max(flops / peak)
+                });
                 let target = match (variant.name(), bf16, tokens) {
                     ("avx512", _, 1) => {
                         Target::AtLeast(bandwidth_target(bandwidth)).columns(of_bandwidth)
@@ -263,19 +265,20 @@ fn linear(effort: Effort, variant: Variant, block: &Block) {
                 variant.linear(&layer, x, &mut out).unwrap();
                 1.0 / start.elapsed().as_secs_f64()
             };
-            let [calls, bandwidth, peak] =
-                effort.rates([&mut call, &mut read_bandwidth_once(), &mut || {
-                    peak(variant, bf16)
-                }]);
+            let turns = effort.turns([&mut call, &mut read_bandwidth_once(), &mut || {
+                peak(variant, bf16)
+            }]);
             let bytes = (outputs * HIDDEN * 2) as f64;
             let operations = (2 * tokens * outputs * HIDDEN) as f64;
             println!(
                 "| {HIDDEN} × {outputs} | {} | {tokens} | {:.3} ms | {:.2} | {:.2} | {:.2} |",
                 if bf16 { "bf16" } else { "f32" },
-                1e3 / calls,
-                bytes * calls / bandwidth,
-                operations * calls / peak,
-                calls * (bytes / bandwidth).max(operations / peak),
+                1e3 / turns.median(|[calls, ..]| calls),
+                turns.median(|[calls, bandwidth, _]| bytes * calls / bandwidth),
+                turns.median(|[calls, _, peak]| operations * calls / peak),
+                turns.median(|[calls, bandwidth, peak]| {
+                    calls * (bytes / bandwidth).max(operations / peak)
+                }),
             );
         }
     }
@@ -294,37 +297,36 @@ fn scaling(effort: Effort, variant: Variant, block: &Block) {
     println!("| tokens | {} |", heads.join(" | "));
     println!("|---|{}", "---|".repeat(COUNTS.len()));
     let effort = effort.shared_by(4);
-    let mut out = vec![0.0; 4096 * hidden];
-    let mut of_tokens = Vec::new();
-    for tokens in [1, 4, 16, 64, 256, 1024, 4096] {
+    let prepare = |tokens: usize, experts: usize| {
+        let matrix = experts * hidden * intermediate;
+        let mlp = GatedMlp {
+            hidden,
+            intermediate,
+            activation: Activation::Silu,
+            gate_up: Weights::Bf16(&block.gate_up[..2 * matrix]),
+            down: Weights::Bf16(&block.down[..matrix]),
+        };
+        let (routes, _) = routes(tokens, experts, experts);
         let x = Activations::Bf16(&block.x[..tokens * hidden]);
-        let times = COUNTS.map(|experts| {
-            let matrix = experts * hidden * intermediate;
-            let mlp = GatedMlp {
-                hidden,
-                intermediate,
-                activation: Activation::Silu,
-                gate_up: Weights::Bf16(&block.gate_up[..2 * matrix]),
-                down: Weights::Bf16(&block.down[..matrix]),
-            };
-            let (routes, _) = routes(tokens, experts, experts);
-            let out = &mut out[..tokens * hidden];
-            effort.median(|| variant.gated_mlp(&mlp, x, &routes, out).unwrap())
-        });
+        let mut out = vec![0.0; tokens * hidden];
+        move || variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap()
+    };
+    for tokens in [1, 4, 16, 64, 256, 1024, 4096] {
+        let times = COUNTS.map(|experts| effort.median(prepare(tokens, experts)));
         let cells = times.map(|time| format!("{:.3} ms", time * 1e3));
         println!("| {tokens} | {} |", cells.join(" | "));
-        of_tokens.push(times);
     }
-    let [.., before, last] = &of_tokens[..] else {
-        return;
-    };
     println!(
-        "\nFrom 1024 to 4096 tokens, time grows so many times. Linear growth is 4; a tenth more is for tokens that\nno longer fit the second cache.\n"
+        "\nFrom 1024 to 4096 tokens, time grows so many times, measured in turns; linear growth is 4.\n"
     );
     println!("| experts | growth | target | |\n|---|---|---|---|");
-    for ((experts, last), before) in COUNTS.into_iter().zip(last).zip(before) {
-        let growth = last / before;
-        let target = Target::AtMost(4.4).columns(growth);
+    for experts in COUNTS {
+        let turns = effort.turns([
+            &mut calls(prepare(1024, experts)),
+            &mut calls(prepare(4096, experts)),
+        ]);
+        let growth = turns.median(|[before, last]| before / last);
+        let target = Target::AtMost(4.2).columns(growth);
         println!("| {experts} | {growth:.2} | {target} |");
     }
     println!();

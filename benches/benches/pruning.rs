@@ -143,7 +143,7 @@ fn measure(
     let tokens = (count * length) as f64;
     let out = olmoe::directory("statistics.safetensors");
     let _ = fs::remove_file(&out);
-    let [forward, calibrated] = effort.rates([
+    let turns = effort.turns([
         &mut || {
             let start = Instant::now();
             for rows in rows.chunks(batch) {
@@ -161,7 +161,8 @@ fn measure(
             rate
         },
     ]);
-    let ratio = forward / calibrated;
+    let [forward, calibrated] = turns.medians();
+    let ratio = turns.median(|[forward, calibrated]| forward / calibrated);
     println!(
         "| {name} | {} | {batch} × {length} | {forward:.0} tokens/s | {calibrated:.0} tokens/s | {ratio:.3} \
          | {} | {:.1} MB |",

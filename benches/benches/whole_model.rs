@@ -325,8 +325,10 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
                 .unwrap();
             1.0 / start.elapsed().as_secs_f64()
         };
-        let [prefills, peak] =
-            effort.rates([&mut prefill, &mut || locum_benches::peak(variant, bf16)]);
+        let prefill = effort.turns([&mut prefill, &mut || locum_benches::peak(variant, bf16)]);
+        let operations = olmoe::operations(PROMPT) as f64;
+        let of_peak = prefill.median(|[prefills, peak]| operations * prefills / peak);
+        let [prefills, _] = prefill.medians();
         let mut prefix = [model.new_cache()];
         model.logits(&[ids(32)], &mut prefix, Logits::Last).unwrap();
         let mut caches = prefix.clone();
@@ -344,12 +346,10 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
             }
             4.0 / start.elapsed().as_secs_f64()
         };
-        let ([tokens, bandwidth], ratio) =
-            effort.rates_and_ratio([&mut decode, &mut read_bandwidth_once()]);
-        let operations = olmoe::operations(PROMPT) as f64;
+        let decode = effort.turns([&mut decode, &mut read_bandwidth_once()]);
+        let [tokens, bandwidth] = decode.medians();
         let all = directory == whole;
         let type_name = if bf16 { "bf16" } else { "f32" };
-        let of_peak = operations * prefills / peak;
         let target = if bf16 && all {
             Target::AtLeast(0.65)
         } else {
@@ -365,7 +365,8 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
             1.0 / prefills,
             target.columns(of_peak)
         );
-        let share = ratio * olmoe::active_bytes(olmoe::TOP_K) as f64;
+        let active = olmoe::active_bytes(olmoe::TOP_K) as f64;
+        let share = decode.median(|[tokens, bandwidth]| active * tokens / bandwidth);
         let target = match (all, bandwidth > 40e9) {
             (false, _) => Target::None,
             (true, false) => Target::AtLeast(0.95),

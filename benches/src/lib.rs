@@ -64,34 +64,22 @@ impl Effort {
     /// The median of each rate, measured in turns: at least three rounds after a warm-up (one if it is to be
     /// quick), and as many as the budget holds.
     pub fn rates<const N: usize>(&self, measure: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
-        self.rounds(measure).map(median)
+        self.turns(measure).medians()
     }
 
-    /// The medians of two rates, and of the first one's part of the second one in the same turn: a
-    /// limit that moves between turns does not blur it.
-    pub fn rates_and_ratio(&self, measure: [&mut dyn FnMut() -> f64; 2]) -> ([f64; 2], f64) {
-        let rounds = self.rounds(measure);
-        let ratios = rounds[0].iter().zip(&rounds[1]).map(|(a, b)| a / b);
-        let ratio = median(ratios.collect());
-        (rounds.map(median), ratio)
-    }
-
-    fn rounds<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> [Vec<f64>; N] {
-        let mut rates = [const { Vec::new() }; N];
+    /// The rates themselves, turn by turn.
+    pub fn turns<const N: usize>(&self, mut measure: [&mut dyn FnMut() -> f64; N]) -> Turns<N> {
+        let mut turns = Vec::new();
         if self.warm_up {
             for measure in &mut measure {
                 measure();
             }
         }
         let start = Instant::now();
-        while rates[0].len() < self.least()
-            || (start.elapsed() < self.budget && rates[0].len() < 1000)
-        {
-            for (rates, measure) in rates.iter_mut().zip(&mut measure) {
-                rates.push(measure());
-            }
+        while turns.len() < self.least() || (start.elapsed() < self.budget && turns.len() < 1000) {
+            turns.push(measure.each_mut().map(|measure| measure()));
         }
-        rates
+        Turns(turns)
     }
 
     /// The median time of some work, in seconds: of as many runs as [`rates`](Self::rates) takes.
@@ -106,6 +94,25 @@ impl Effort {
         }
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
+    }
+}
+
+/// Rates that were measured in turns.
+#[derive(Clone, Debug)]
+pub struct Turns<const N: usize>(Vec<[f64; N]>);
+
+impl<const N: usize> Turns<N> {
+    /// The median of each.
+    #[must_use]
+    pub fn medians(&self) -> [f64; N] {
+        std::array::from_fn(|rate| self.median(|rates| rates[rate]))
+    }
+
+    /// The median of what the rates of one turn make: a limit that moves between turns does not blur what is
+    /// compared with it.
+    #[must_use]
+    pub fn median(&self, of: impl Fn([f64; N]) -> f64) -> f64 {
+        median(self.0.iter().map(|&rates| of(rates)).collect())
     }
 }
 
