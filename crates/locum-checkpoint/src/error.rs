@@ -64,7 +64,7 @@ pub enum CheckpointError {
     },
 
     /// A file of zero bytes.
-    #[error("`{}` is empty: download or copy it again", path.display())]
+    #[error("`{}` is empty", path.display())]
     EmptyFile {
         /// The file.
         path: PathBuf,

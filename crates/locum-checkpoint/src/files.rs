@@ -113,7 +113,10 @@ fn regular(path: &Path) -> Result<Metadata, CheckpointError> {
     match metadata(path)? {
         Some(metadata) if metadata.is_file() => Ok(metadata),
         Some(_) => Err(CheckpointError::NotAFile { path: path.into() }),
-        None => Err(io_error("open", path)(io::ErrorKind::NotFound.into())),
+        None => {
+            let reason = io::Error::new(io::ErrorKind::NotFound, "not found");
+            Err(io_error("open", path)(reason))
+        }
     }
 }
 

@@ -105,7 +105,14 @@ impl StagedDirectory {
                 self.replace_in_two_steps().map_err(failed)?;
             }
         } else {
-            fs::rename(self.path(), &self.target).map_err(failed)?;
+            fs::rename(self.path(), &self.target).map_err(|error| {
+                if self.target.exists() {
+                    // Another process was faster.
+                    let path = self.target.clone();
+                    return CheckpointError::Exists { path };
+                }
+                failed(error)
+            })?;
         }
         if let Some(parent) = self.target.parent() {
             files::sync_directory(parent);

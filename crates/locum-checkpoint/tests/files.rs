@@ -28,7 +28,7 @@ fn common_mistakes_are_named() -> TestResult {
             "pointer",
             "pointer` is a Git LFS pointer, not the file itself: run `git lfs pull`",
         ),
-        ("empty", "empty` is empty: download or copy it again"),
+        ("empty", "empty` is empty"),
         ("missing", "cannot open `"),
         (".", "` is not a regular file"),
     ] {

@@ -13,6 +13,7 @@ use crate::output::{announce, note};
 use crate::source::{ComputeArguments, load};
 
 #[derive(Args)]
+#[command(allow_negative_numbers = true)]
 #[command(
     after_help = "The text is tokenized without special tokens, each file for itself, and cut into windows of --length\ntokens; what is left at the end is dropped. Progress is kept beside --out, as FILE.partial: the same\ncommand goes on where a process was killed.\n\nExamples:\n  locum calibrate OLMoE-1B-7B --text calib.txt --sequences 128 --seed 1 --out stats.safetensors\n  locum calibrate OLMoE-1B-7B --text calib.txt --shard 3/8 --out stats-3.safetensors\n  locum merge-stats stats-*.safetensors --out stats.safetensors"
 )]

@@ -19,8 +19,9 @@ use crate::source::{ComputeArguments, load, model_files};
 use crate::table::Table;
 
 #[derive(Args)]
+#[command(allow_negative_numbers = true)]
 #[command(
-    after_help = "Windows are read one by one, without context from the one before and without special tokens; the\nlast partial one is dropped. What is lost against another model is KL(p_other‖p_model) in nats. In JSON what is infinite is\nthe string \"Infinity\".\n\nExample:\n  locum eval OLMoE-1B-7B-MoNE --text heldout.txt --against OLMoE-1B-7B --json"
+    after_help = "Windows are read one by one, without context from the one before and without special tokens; the\nlast partial one is dropped. What is lost against another model is KL(p_other‖p_model) in nats. In JSON,\nwhat is infinite is the string \"Infinity\".\n\nExample:\n  locum eval OLMoE-1B-7B-MoNE --text heldout.txt --against OLMoE-1B-7B --json"
 )]
 pub(crate) struct EvalArguments {
     /// A local Hugging Face model directory [env: LOCUM_MODEL] [default: the embedded

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::CliError;
-use crate::output::{OutputFile, announce, note};
+use crate::output::{Kind, OutputFile, announce, note};
 use crate::place::spare;
 use crate::source::{ComputeArguments, ModelArgument, load};
 
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &LogitsArguments) -> Result<(), CliError> {
     let mut model = Model::plan(&files, &options)?;
     // Everything that can be wrong is, before anything is loaded.
     model.check_ids(&ids, &vec![0; batch])?;
-    let out = OutputFile::create(&arguments.out)?;
+    let out = OutputFile::create(&arguments.out, Kind::Logits)?;
     let vocabulary = model.limits().vocabulary;
     announce(
         model.memory(),

@@ -1,7 +1,7 @@
 //! What is printed, and where: data to standard output, everything else to standard error.
 
 use std::fs::{File, Metadata};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use locum::models::MemoryPlan;
@@ -71,9 +71,53 @@ enum Sink {
     Straight(File),
 }
 
+/// What a file is to hold. One that holds something else is not replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A page of `locum report`, or any other.
+    Page,
+    Picture,
+    Logits,
+    /// A plan of `locum prune`.
+    Plan,
+    /// Who writes it takes what comes.
+    Any,
+}
+
+impl Kind {
+    /// What is at the beginning of each of them, in any case.
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Page => "<!doctype html",
+            Self::Picture => "<svg",
+            Self::Logits => "{\"logits\":",
+            Self::Plan => "{\n  \"version\": 1,\n  \"settings\":",
+            Self::Any => "",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Page => "HTML page",
+            Self::Picture => "SVG picture",
+            Self::Logits => "file of logits",
+            Self::Plan => "plan",
+            Self::Any => "file",
+        }
+    }
+
+    /// Whether a file, of which nothing is trusted, is of this kind or holds nothing.
+    fn is_of(self, path: &Path) -> io::Result<bool> {
+        let mut head = Vec::new();
+        File::open(path)?.take(256).read_to_end(&mut head)?;
+        let head = String::from_utf8_lossy(&head).to_lowercase();
+        Ok(head.is_empty() || head.contains(self.mark()))
+    }
+}
+
 impl OutputFile {
     /// Checks that a place can be written to, before anything is computed for it.
-    pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
+    pub(crate) fn create(path: &Path, kind: Kind) -> Result<Self, CliError> {
         let failed = |error: io::Error| CliError::file("write", path, reason(&error));
         // A link is followed: what it leads to is replaced, not the link.
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -87,6 +131,10 @@ impl OutputFile {
                 named: path.to_path_buf(),
                 sink,
             });
+        }
+        if existing.is_some() && !kind.is_of(&target).map_err(failed)? {
+            let reason = format!("it exists and is no {}: give another place", kind.name());
+            return Err(CliError::file("replace", path, reason));
         }
         let parent = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -126,8 +174,8 @@ impl OutputFile {
 }
 
 /// Writes a file whole or not at all.
-pub(crate) fn write_file(path: &Path, contents: &[u8]) -> Result<(), CliError> {
-    OutputFile::create(path)?.write(contents)
+pub(crate) fn write_file(path: &Path, kind: Kind, contents: &[u8]) -> Result<(), CliError> {
+    OutputFile::create(path, kind)?.write(contents)
 }
 
 /// What the system says, without the name of a temporary file.

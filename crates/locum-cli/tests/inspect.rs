@@ -126,7 +126,7 @@ fn output_keeps_links_and_permissions_and_devices() {
     let folder = tempfile::TempDir::new().unwrap();
     let target = folder.path().join("target");
     let link = folder.path().join("link");
-    std::fs::write(&target, "before").unwrap();
+    std::fs::write(&target, "").unwrap();
     std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::symlink("target", &link).unwrap();
     stdout(&[

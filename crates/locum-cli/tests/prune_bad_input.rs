@@ -115,13 +115,13 @@ fn ratio_that_cannot_be() {
         &format!("prune {{tiny-olmoe}} {FREE} --ratio 0.3 --out out"),
         &[
             "--ratio 0.3 of the 16 experts with weights of layer 0 is 4.800",
-            "it rounds to 5; keep 11, or give 0.3125",
+            "it rounds to 5; keep 11 of them, or give a ratio of 0.3125",
         ],
     );
     // All of them, or none.
     for (ratio, near) in [
-        ("0.99", "rounds to 16; keep 1,"),
-        ("0.01", "rounds to 0; keep 15,"),
+        ("0.99", "rounds to 16; keep 1 of them,"),
+        ("0.01", "rounds to 0; keep 15 of them,"),
     ] {
         let line = format!("prune {{tiny-olmoe}} {FREE} --ratio {ratio} --out out");
         here.refuses(&line, &["--ratio", near]);
@@ -384,6 +384,36 @@ fn output_that_is_there_or_cannot_be() {
         &["`file` is not replaced: it is not a directory"],
     );
     here.refuses(&line("file/out"), &["cannot create `file/out`"]);
+}
+
+#[test]
+fn files_that_the_new_model_does_not_have() {
+    let here = Workplace::new();
+    let line = format!("prune {{olmoe/base}} {FREE} --keep 6 --force --out old");
+    here.copy("olmoe/base", "old");
+    for name in ["notes.txt", "mine.safetensors", "runs"] {
+        let path = here.path("old").join(name);
+        if name == "runs" {
+            std::fs::create_dir(&path).unwrap();
+        } else {
+            std::fs::write(&path, "mine").unwrap();
+        }
+        here.refuses(&line, &[&format!("`{name}`"), "move it elsewhere"]);
+        if path.is_dir() {
+            std::fs::remove_dir(path).unwrap();
+        } else {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    here.runs(&line);
+    // A plan goes over a plan, and over nothing else.
+    let line = format!("prune {{olmoe/base}} {FREE} --keep 6 --dry-run --plan-out");
+    here.runs(&format!("{line} plan"));
+    here.runs(&format!("{line} plan"));
+    here.refuses(
+        &format!("{line} old/config.json"),
+        &["old/config.json", "is no plan"],
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod common;
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::process::Stdio;
@@ -14,6 +14,7 @@ use common::{TestModel, locum};
 use locum::models::{LoadOptions, Model, ModelFiles};
 use locum::prune::fingerprint;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 /// The most memory that a process has had so far, in bytes; none once it is gone.
 fn peak(process: u32) -> Option<u64> {
@@ -125,7 +126,7 @@ fn statistics(path: &Path, counted: &Counted, covered: Range<usize>) -> u64 {
         })
     };
     let said: Vec<_> = (0..counted.layers).map(of_layer).collect();
-    let said = json!({ "version": 1, "origin": origin, "layers": said }).to_string();
+    let said = json!({ "version": 2, "origin": origin, "layers": said }).to_string();
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "locum_statistics": said }));
     let (mut end, mut tokens) = (0, Vec::new());
@@ -143,12 +144,26 @@ fn statistics(path: &Path, counted: &Counted, covered: Range<usize>) -> u64 {
             header.insert(format!("layers.{layer}.{part}"), entry);
         }
     }
-    let mut file = zeros(path, header, end);
+    let checksum = json!({ "dtype": "U8", "shape": [32], "data_offsets": [end, end + 32] });
+    header.insert("checksum".into(), checksum);
+    let mut file = zeros(path, header, end + 32);
     let data = file.stream_position().unwrap();
     for start in tokens {
         file.seek(SeekFrom::Start(data + start as u64)).unwrap();
         file.write_all(&1u64.to_le_bytes().repeat(experts)).unwrap();
     }
+    let mut hash = Sha256::new();
+    let mut before = std::fs::File::open(path).unwrap().take(data + end as u64);
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        let read = before.read(&mut piece).unwrap();
+        if read == 0 {
+            break;
+        }
+        hash.update(&piece[..read]);
+    }
+    file.seek(SeekFrom::Start(data + end as u64)).unwrap();
+    file.write_all(&hash.finalize()).unwrap();
     data + end as u64
 }
 

@@ -405,3 +405,76 @@ fn read_only_place() {
         &["cannot write /proc/report.html"],
     );
 }
+
+#[test]
+fn files_of_another_kind_and_models_of_other_statistics_stay_apart() {
+    let folder = Folder::calibrated();
+    let (stats, model) = (folder.place("stats.safetensors"), model("tiny-olmoe"));
+    let text = folder.place("text.txt");
+    refused(
+        &["report", &model, "--out", &text],
+        &["text.txt", "is no HTML page"],
+    );
+    let page = folder.place("page.html");
+    refused(
+        &["report", &model, "--out", &page, "--svg", &text],
+        &["text.txt", "is no SVG picture"],
+    );
+    refused(
+        &["logits", "--input-ids", "1", "--out", &stats],
+        &["stats.safetensors", "is no file of logits"],
+    );
+    // What it wrote itself, it writes again.
+    for _ in 0..2 {
+        stdout(&["report", &stats, "--model", &model, "--out", &page]);
+    }
+    let pruned = folder.place("pruned");
+    stdout(&[
+        "prune", &model, "--stats", &stats, "--ratio", "0.25", "--out", &pruned,
+    ]);
+    stdout(&["report", &stats, "--model", &pruned, "--out", &page]);
+    let mut other = TestModel::of_fixture("tiny-olmoe");
+    let router = other.tensors.get_mut("model.layers.0.mlp.gate.weight");
+    router.unwrap().bytes[0] ^= 1;
+    let other = other.write();
+    refused(
+        &["report", &stats, "--model", path(&other), "--out", &page],
+        &["neither the model that the statistics are of nor made from it"],
+    );
+    // Of the pruned model, statistics are not those of the one that it was made from.
+    let of_pruned = folder.place("pruned.safetensors");
+    stdout(&[
+        "calibrate",
+        &pruned,
+        "--text",
+        &text,
+        "--length",
+        "64",
+        "--out",
+        &of_pruned,
+    ]);
+    refused(
+        &["report", &of_pruned, "--model", &model, "--out", &page],
+        &["neither the model"],
+    );
+
+    let mut bytes = std::fs::read(&stats).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&stats, bytes).unwrap();
+    for line in [
+        &["report", &stats, "--out", &page][..],
+        &[
+            "prune",
+            &model,
+            "--stats",
+            &stats,
+            "--keep",
+            "8",
+            "--dry-run",
+        ],
+        &["merge-stats", &stats, "--out", &of_pruned],
+    ] {
+        refused(line, &["stats.safetensors", "checksum"]);
+    }
+}

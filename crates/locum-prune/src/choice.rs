@@ -257,7 +257,7 @@ fn unreachable(ratio: f64, layer: u32, here: usize) -> String {
     let near = rounded.clamp(1.0, (here - 1) as f64);
     format!(
         "{ratio} of the {here} experts with weights of layer {layer} is {exact:.3}, no whole number \
-         that leaves one; it rounds to {rounded}; keep {}, or give {}",
+         that leaves one; it rounds to {rounded}; keep {} of them, or give a ratio of {}",
         here as f64 - near,
         near / here as f64
     )

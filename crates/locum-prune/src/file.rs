@@ -11,6 +11,8 @@
 //! | `layers.L.output_sum` | `[retained, hidden, 2]` | `Σy` |
 //! | `layers.L.weighted_output_sum` | `[retained, hidden, 2]` | `Σw²·y` |
 //!
+//! The last tensor, `checksum` of 32 `U8`, is the SHA-256 of all the bytes before it.
+//!
 //! Progress of a calibration is such a file with a second entry, `locum_progress`: a hash of the weights'
 //! files, as they were.
 //!
@@ -27,6 +29,7 @@ use std::path::{Path, PathBuf};
 use locum_checkpoint::FileMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::PruneError;
 use crate::channel_sums::{BYTES, ChannelSums};
@@ -37,7 +40,10 @@ use parse::{Contents, Places, parse, parse_layer, parse_scalars};
 
 const ENTRY: &str = "locum_statistics";
 const PROGRESS: &str = "locum_progress";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+const CHECKSUM: &str = "checksum";
+/// Bytes of the checksum.
+const CHECKSUM_SIZE: usize = 32;
 /// The longest header that is looked at: that of the safetensors crate.
 const LONGEST_HEADER: u64 = 100_000_000;
 
@@ -158,10 +164,14 @@ pub(crate) fn write<'s>(
     path: &Path,
     out: &mut dyn Write,
 ) -> Result<(), PruneError> {
-    let written = |result: io::Result<()>| result.map_err(failed("write", path));
+    let mut hash = Sha256::new();
+    let mut write = |bytes: &[u8]| {
+        hash.update(bytes);
+        out.write_all(bytes).map_err(failed("write", path))
+    };
     let header =
         header(origin, weights, layers).map_err(|error| failed("write", path)(error.into()));
-    written(out.write_all(&header?))?;
+    write(&header?)?;
     let mut bytes = Vec::new();
     for place in 0..layers.len() {
         let layer = sums(place)?;
@@ -175,10 +185,11 @@ pub(crate) fn write<'s>(
                     bytes.extend_from_slice(&sum.to_le_bytes());
                 }
             }
-            written(out.write_all(&bytes))?;
+            write(&bytes)?;
         }
     }
-    Ok(())
+    let checksum = hash.finalize();
+    out.write_all(&checksum).map_err(failed("write", path))
 }
 
 /// All that is before the sums.
@@ -210,6 +221,9 @@ fn header(
             offset = end;
         }
     }
+    let end = offset + CHECKSUM_SIZE;
+    let checksum = json!({"dtype": "U8", "shape": [CHECKSUM_SIZE], "data_offsets": [offset, end]});
+    entries.insert(CHECKSUM.into(), checksum);
     let mut entries = serde_json::to_vec(&entries)?;
     // Tensors start at a multiple of their elements' size.
     entries.resize(entries.len().next_multiple_of(8), b' ');
@@ -231,6 +245,24 @@ pub(crate) fn is_statistics(path: &Path) -> bool {
     header().is_ok_and(|header| header["__metadata__"][ENTRY].is_string())
 }
 
+/// Checks the checksum at the end.
+fn check_sum(map: &FileMap) -> Result<(), String> {
+    const PIECE: usize = 8 << 20;
+    let (before, checksum) = map
+        .bytes()
+        .split_at(map.bytes().len().saturating_sub(CHECKSUM_SIZE));
+    let mut hash = Sha256::new();
+    for start in (0..before.len()).step_by(PIECE) {
+        // As it goes, the piece leaves memory.
+        hash.update(&map.view(start..before.len().min(start + PIECE))[..]);
+    }
+    if hash.finalize()[..] == *checksum {
+        Ok(())
+    } else {
+        Err("its bytes are not those of its checksum: it was damaged, or written by another program".into())
+    }
+}
+
 /// A statistics file, whose layers are read one by one.
 #[derive(Debug)]
 pub(crate) struct StatisticsFile {
@@ -242,10 +274,12 @@ pub(crate) struct StatisticsFile {
 impl StatisticsFile {
     pub(crate) fn open(path: &Path) -> Result<Self, PruneError> {
         let map = FileMap::open(path)?;
-        let contents = parse(map.bytes()).map_err(|reason| PruneError::NotStatistics {
+        let wrong = |reason| PruneError::NotStatistics {
             path: path.into(),
             reason,
-        })?;
+        };
+        let contents = parse(map.bytes()).map_err(wrong)?;
+        check_sum(&map).map_err(wrong)?;
         Ok(Self {
             path: path.into(),
             map,

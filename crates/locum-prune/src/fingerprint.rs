@@ -5,11 +5,12 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use locum_models::{Model, ModelFiles};
+use locum_substitution::RouteTable;
 use locum_substitution::name::LayerName;
 use sha2::{Digest, Sha256};
 
-use crate::PruneError;
 use crate::save::failed;
+use crate::{PruneError, Statistics};
 
 /// Fields that say how weights are stored, not what is computed.
 const STORAGE: [&str; 2] = ["torch_dtype", "dtype"];
@@ -17,13 +18,43 @@ const STORAGE: [&str; 2] = ["torch_dtype", "dtype"];
 /// A hash of what makes a model this one: the architecture, the values of the configuration's fields
 /// that it uses, the experts that are constants, and the weights of its routers.
 ///
-/// A copy in other shards has the same; a sibling that was trained further has another, and so has
-/// the model that is pruned next.
+/// A copy in other shards has the same; a sibling whose routers were trained further has another, and so
+/// has the model that is pruned next. The experts' own weights, which are most of a model, are not read.
 ///
 /// # Errors
 ///
 /// Files that cannot be read.
 pub fn fingerprint(files: &ModelFiles, model: &Model) -> Result<String, PruneError> {
+    fingerprint_with(files, model, |_, table| table.substituted())
+}
+
+impl Statistics {
+    /// Whether a model is the one that these are of, or was made from it by putting constants in place of
+    /// more experts.
+    ///
+    /// # Errors
+    ///
+    /// Files that cannot be read.
+    pub fn are_of(&self, files: &ModelFiles, model: &Model) -> Result<bool, PruneError> {
+        let before = |layer: u32| {
+            let counted = self.layers.iter().find(|counted| counted.layer == layer);
+            counted.map_or(&[][..], |counted| &counted.substituted)
+        };
+        let all_there = model.moe_layers().iter().all(|(info, table)| {
+            let now = table.substituted();
+            before(info.layer).iter().all(|expert| now.contains(expert))
+        });
+        let made_from = fingerprint_with(files, model, |layer, _| before(layer))?;
+        Ok(all_there && made_from == self.origin.model)
+    }
+}
+
+/// That of a model with other constants: `substituted` gives those of a layer.
+fn fingerprint_with<'a>(
+    files: &ModelFiles,
+    model: &'a Model,
+    substituted: impl Fn(u32, &'a RouteTable) -> &'a [u32],
+) -> Result<String, PruneError> {
     let mut hash = Hash::new("locum model 1");
     let config = files.config();
     let architecture = model.architecture();
@@ -39,7 +70,7 @@ pub fn fingerprint(files: &ModelFiles, model: &Model) -> Result<String, PruneErr
     for (info, table) in model.moe_layers() {
         hash.number(info.layer.into());
         hash.number(table.num_logical() as u64);
-        for &expert in table.substituted() {
+        for &expert in substituted(info.layer, table) {
             hash.number(expert.into());
         }
     }

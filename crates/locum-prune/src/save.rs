@@ -109,11 +109,11 @@ impl Place {
     ) -> Result<(), PruneError> {
         let written = |result: io::Result<()>| result.map_err(failed("write", path));
         let temporary = self.temporary().map_err(failed("write", path))?;
-        let mut out = BufWriter::new(temporary);
+        // Into the file itself: the other writer puts its temporary name to errors.
+        let mut out = BufWriter::new(temporary.as_file());
         contents(&mut out)?;
-        let temporary = out
-            .into_inner()
-            .map_err(|error| failed("write", path)(error.into_error()))?;
+        written(out.flush())?;
+        drop(out);
         if durable {
             written(temporary.as_file().sync_all())?;
         }

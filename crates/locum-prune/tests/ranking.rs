@@ -240,7 +240,7 @@ fn amounts_that_cannot_be_are_refused_with_what_can() {
     for part in [
         "0.3 of the 64",
         "layer 1 is 19.200",
-        "rounds to 19; keep 45, or give 0.296875",
+        "rounds to 19; keep 45 of them, or give a ratio of 0.296875",
     ] {
         assert!(unreachable.contains(part), "{unreachable}");
     }

@@ -11,7 +11,7 @@ use super::arguments::{SharedArguments, Whole, summary, whole};
 use super::blame::{Blame, about};
 use super::{counted, figure, input, loads, moved, outputs, picture, table};
 use crate::error::CliError;
-use crate::output::write_file;
+use crate::output::{Kind, write_file};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
@@ -130,10 +130,10 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     .map_err(|error| about("--format", error))?;
     if let Some(path) = &arguments.svg {
         let drawing = picture::rank_loads(&plan, &before(&problem, &plan)?);
-        write_file(path, drawing.as_bytes())?;
+        write_file(path, Kind::Picture, drawing.as_bytes())?;
     }
     if let Some(path) = &arguments.out {
-        write_file(path, format!("{document}\n").as_bytes())?;
+        write_file(path, Kind::Any, format!("{document}\n").as_bytes())?;
     }
     let text = if arguments.json {
         format!("{document}\n")

@@ -9,6 +9,7 @@ use locum::substitution::ConfigFormat;
 use crate::error::CliError;
 
 #[derive(Args)]
+#[command(allow_negative_numbers = true)]
 #[command(
     group(ArgGroup::new("choice").required(true).args(["ratio", "keep", "plan", "experts"])),
     group(ArgGroup::new("given").args(["plan", "experts"])),

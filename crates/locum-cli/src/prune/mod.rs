@@ -13,7 +13,7 @@ use locum::prune::{Export, ExportDirectory, ExportOptions, Plan, PruneError, Sta
 pub(crate) use arguments::PruneArguments;
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note};
+use crate::output::{Kind, OutputFile, note};
 use crate::place::{place, spare};
 use report::Report;
 
@@ -32,12 +32,18 @@ fn prune(arguments: &PruneArguments) -> Result<(), CliError> {
     let directory = out
         .map(|out| ExportDirectory::create(&subject, out, arguments.force))
         .transpose()?;
-    let plan_out = arguments.plan_out.as_deref().map(OutputFile::create);
+    let plan_out = arguments.plan_out.as_deref();
+    let plan_out = plan_out.map(|path| OutputFile::create(path, Kind::Plan));
     let plan_out = plan_out.transpose()?;
     let statistics = arguments.statistics(&subject)?;
     let plan = match (settings, &arguments.plan, &arguments.experts) {
         (Some(settings), _, _) => settings.plan(&subject, statistics.as_ref())?,
-        (None, Some(plan), _) => Plan::read(plan)?,
+        (None, Some(file), _) => {
+            let plan = Plan::read(file)?;
+            let named = |error| CliError::Usage(format!("--plan {}: {error}", file.display()));
+            plan.check(&subject).map_err(named)?;
+            plan
+        }
         (None, None, Some(experts)) => Plan::of_list(experts, &subject)?,
         (None, None, None) => return Err(CliError::Usage("nothing says which experts go".into())),
     };
@@ -114,7 +120,8 @@ impl PruneArguments {
         let origin = &statistics.origin;
         if !origin.is_complete() {
             note(&format!(
-                "warning: {} counts {} of {} sequences: `locum merge-stats` puts shards together",
+                "warning: {} counts {} of {} sequences: let its calibration end, or put its shards together with \
+                 `locum merge-stats`",
                 file.display(),
                 origin.counted(),
                 origin.sequences

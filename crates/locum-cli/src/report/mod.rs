@@ -18,7 +18,7 @@ use locum::models::{LoadOptions, Model, ModelFiles};
 use locum::prune::{Metric, Plan, Replacement, Statistics};
 
 use crate::error::CliError;
-use crate::output::{OutputFile, note};
+use crate::output::{Kind, OutputFile, note};
 use crate::place::{place, spare};
 use figures::{Experts, Figures};
 use heat_map::HeatMap;
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<(), CliError> {
                 arguments.subject.display()
             )));
         }
-        model::figures(&open(&arguments.subject)?, &name(&arguments.subject))?
+        model::figures(&open(&arguments.subject)?.1, &name(&arguments.subject))?
     } else {
         statistics_figures(arguments)?
     };
@@ -92,9 +92,10 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<(), CliError> {
 }
 
 /// A model of which headers are read.
-fn open(directory: &Path) -> Result<Model, CliError> {
+fn open(directory: &Path) -> Result<(ModelFiles, Model), CliError> {
     let files = ModelFiles::open(directory)?;
-    Ok(Model::plan(&files, &LoadOptions::default())?)
+    let model = Model::plan(&files, &LoadOptions::default())?;
+    Ok((files, model))
 }
 
 fn statistics_figures(arguments: &ReportArguments) -> Result<Figures, CliError> {
@@ -110,9 +111,13 @@ fn statistics_figures(arguments: &ReportArguments) -> Result<Figures, CliError> 
     let mut title = format!("Calibration in {}", name(&arguments.subject));
     let mut facts = vec![("statistics", name(&arguments.subject))];
     if let Some(directory) = &arguments.model {
-        let model = open(directory)?;
+        let (files, model) = open(directory)?;
         statistics::same_layers(&statistics, &model)
             .map_err(|reason| CliError::file("use", directory, reason))?;
+        if !statistics.are_of(&files, &model)? {
+            let reason = "it is neither the model that the statistics are of nor made from it";
+            return Err(CliError::file("use", directory, reason));
+        }
         for (layer, substituted) in model::experts(&model) {
             experts.entry(layer).or_default().extend(substituted);
         }
@@ -168,11 +173,11 @@ fn name(path: &Path) -> String {
 
 fn write(arguments: &ReportArguments, figures: &Figures) -> Result<(), CliError> {
     // Both places are tried before either is written.
-    let out = OutputFile::create(&arguments.out)?;
+    let out = OutputFile::create(&arguments.out, Kind::Page)?;
     let picture = arguments
         .svg
         .as_deref()
-        .map(OutputFile::create)
+        .map(|path| OutputFile::create(path, Kind::Picture))
         .transpose()?;
     out.write(page::page(figures).as_bytes())?;
     if let Some(picture) = picture {

@@ -26,7 +26,7 @@ pub struct LeftOut {
 }
 
 /// In another form, or shards that the index does not name.
-const UNPRUNED: &str = "weights of the unpruned model";
+const UNREAD: &str = "weights that are not read";
 
 /// How names of files with weights end.
 const WEIGHTS: [&str; 14] = [
@@ -90,7 +90,7 @@ impl OtherFiles {
                 self.list(directory, &relative)?;
                 continue;
             } else if WEIGHTS.iter().any(|end| lower.ends_with(end)) {
-                UNPRUNED
+                UNREAD
             } else {
                 // Links to files are followed: the Hugging Face cache has nothing else.
                 match fs::metadata(&path) {
@@ -112,6 +112,26 @@ impl OtherFiles {
             });
         }
         Ok(())
+    }
+
+    /// A file in a directory that is to be replaced, if there is one, that the new one will not have: neither
+    /// copied, nor the configuration, nor weights under the names that models have.
+    pub(super) fn foreign(&self, directory: &Path) -> io::Result<Option<String>> {
+        let Ok(entries) = fs::read_dir(directory) else {
+            return Ok(None);
+        };
+        let mut foreign = Vec::new();
+        for entry in entries {
+            let name = PathBuf::from(entry?.file_name());
+            let text = name.to_string_lossy();
+            let weights = text.starts_with("model")
+                && (text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json"));
+            let copied = self.copied.iter().any(|file| file.starts_with(&name));
+            if !weights && !copied && text != "config.json" {
+                foreign.push(text.into_owned());
+            }
+        }
+        Ok(foreign.into_iter().min())
     }
 
     /// Copies the files; messages call the new directory `shown`.

@@ -160,7 +160,8 @@ impl ExportDirectory {
     ///
     /// # Errors
     ///
-    /// An output that is there already, unless `replace` says that it may be replaced; one that is
+    /// An output that is there already, unless `replace` says that it may be replaced; one with files
+    /// that are neither weights of a model nor in this one; one that is
     /// within the model's directory, or that the model is in, or that holds files which the model's
     /// directory has links to; a place that cannot be written to.
     pub fn create(
@@ -170,8 +171,22 @@ impl ExportDirectory {
     ) -> Result<Self, PruneError> {
         let out = out.as_ref();
         check_output(subject, out)?;
+        let staged = StagedDirectory::create(out, replace)?;
+        let others = OtherFiles::of(subject)?;
+        if let Some(lost) = others.foreign(out).map_err(|error| PruneError::Io {
+            action: "list",
+            path: out.into(),
+            source: error,
+        })? {
+            return Err(PruneError::Output {
+                out: out.into(),
+                reason: format!(
+                    "it holds `{lost}`, which the new model does not: move it elsewhere"
+                ),
+            });
+        }
         Ok(Self {
-            staged: StagedDirectory::create(out, replace)?,
+            staged,
             out: out.into(),
         })
     }

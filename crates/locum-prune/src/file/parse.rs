@@ -7,7 +7,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-use super::{Body, ENTRY, LayerHeader, PROGRESS, Part, VERSION};
+use super::{Body, CHECKSUM, CHECKSUM_SIZE, ENTRY, LayerHeader, PROGRESS, Part, VERSION};
 use crate::channel_sums::BYTES;
 use crate::statistics::Origin;
 use crate::sums::LayerSums;
@@ -85,6 +85,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Contents, String> {
             *place = before + start..before + end;
         }
         places.push(Places(parts));
+    }
+    let end = bytes.len() - size_of::<u64>() - header;
+    let at_the_end = metadata.info(CHECKSUM).is_some_and(|tensor| {
+        tensor.data_offsets == (end - CHECKSUM_SIZE.min(end), end) && tensor.dtype == Dtype::U8
+    });
+    if !at_the_end {
+        return Err(format!("`{CHECKSUM}` is not at its end"));
     }
     Ok(Contents {
         places,
