@@ -59,7 +59,7 @@ impl Peer {
         let asked = writeln!(self.requests, "{implementation} {tokens}")
             .and_then(|()| self.replies.read_line(&mut line));
         // Its threads spin for a while after a call.
-        std::thread::sleep(Duration::from_millis(250));
+        std::thread::sleep(Duration::from_millis(20));
         asked
             .ok()
             .and_then(|_| line.trim().parse().ok())
