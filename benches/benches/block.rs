@@ -10,10 +10,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use locum::burn::tensor::Tensor;
 use locum::nn::{DType, Routes, SparseMoe};
 use locum_benches::block::{Sizes, moe, tokens as input};
 use locum_benches::peer::{IMPLEMENTATIONS, Peer};
-use locum_benches::{Effort, Target, bandwidth_target, calls, machine, peak, read_bandwidth_once};
+use locum_benches::{
+    Effort, Target, bandwidth_target, calls, machine, peak, read_bandwidth_once, vectors,
+};
 use locum_kernels::Variant;
 
 /// As the command line has it.
@@ -59,10 +62,17 @@ fn usual(tokens: usize) -> DType {
     if tokens > 16 { DType::BF16 } else { DType::F32 }
 }
 
+/// Few tokens several times, other ones each time: their experts would stay in a large cache.
+fn inputs(tokens: usize, activations: DType) -> Vec<Tensor<2>> {
+    let calls = (32 / tokens).max(1);
+    input(calls * tokens, SIZES.hidden, activations).chunk(calls, 0)
+}
+
 fn limits(effort: Effort, all: &SparseMoe) {
     println!(
-        "Roofline: the larger of active bytes / bandwidth and operations / peak, both measured in turns\n\
-         with the block.\n"
+        "Roofline: the larger of active bytes / bandwidth and operations / the peak of the instructions\n\
+         that are used, both measured in turns with the block. Peak: that of vector instructions.\n\
+         Up to 16 tokens, calls of different tokens follow each other.\n"
     );
     println!(
         "| activations | tokens | time | GFLOP/s | GB/s | bandwidth | of bandwidth | of peak \
@@ -80,22 +90,32 @@ fn limits(effort: Effort, all: &SparseMoe) {
         (DType::BF16, 1024),
         (DType::F32, 1024),
     ] {
-        let x = input(tokens, SIZES.hidden, activations);
-        let routes = all.gate.forward(x.clone(), &SIZES.rule());
-        let active = routes.ids.iter().collect::<BTreeSet<_>>().len();
-        let operations = SIZES.operations(routes.ids.len(), tokens);
-        let bytes = active as f64 * SIZES.expert_bytes();
+        let inputs = inputs(tokens, activations);
+        let active: usize = inputs
+            .iter()
+            .map(|x| all.gate.forward(x.clone(), &SIZES.rule()))
+            .map(|routes| routes.ids.iter().collect::<BTreeSet<_>>().len())
+            .sum();
+        let operations = SIZES.operations(tokens * SIZES.top_k, tokens);
+        let bytes = active as f64 * SIZES.expert_bytes() / inputs.len() as f64;
         let bf16 = activations == DType::BF16;
+        let mut all_inputs = calls(|| {
+            for x in &inputs {
+                std::hint::black_box(all.forward(x.clone()));
+            }
+        });
         let turns = effort.turns([
-            &mut calls(|| all.forward(x.clone())),
+            &mut || inputs.len() as f64 * all_inputs(),
             &mut read_bandwidth_once(),
             &mut || peak(variant, bf16),
+            &mut || peak(vectors(variant), bf16),
         ]);
-        let [calls, bandwidth, _] = turns.medians();
-        let of_bandwidth = turns.median(|[calls, bandwidth, _]| bytes * calls / bandwidth);
-        let of_peak = turns.median(|[calls, _, peak]| operations * calls / peak);
-        let of_roofline = turns
-            .median(|[calls, bandwidth, peak]| calls * (bytes / bandwidth).max(operations / peak));
+        let [calls, bandwidth, ..] = turns.medians();
+        let of_bandwidth = turns.median(|[calls, bandwidth, ..]| bytes * calls / bandwidth);
+        let of_peak = turns.median(|[calls, .., vectors]| operations * calls / vectors);
+        let of_roofline = turns.median(|[calls, bandwidth, peak, _]| {
+            calls * (bytes / bandwidth).max(operations / peak)
+        });
         let verdict = match (bf16, tokens) {
             (_, 1) => Target::AtLeast(bandwidth_target(bandwidth)).columns(of_bandwidth),
             (_, 4 | 16) => Target::AtLeast(0.8).columns(of_roofline),

@@ -5,8 +5,12 @@
 //! others use the machine.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
+
 use half::bf16;
-use locum_benches::{Effort, Target, bandwidth_target, calls, machine, peak, read_bandwidth_once};
+use locum_benches::{
+    Effort, Numbers, Target, bandwidth_target, calls, machine, peak, read_bandwidth_once, vectors,
+};
 use locum_kernels::{
     Activation, Activations, ConstantRoute, GatedMlp, Linear, Routes, Variant, Weights,
 };
@@ -33,9 +37,9 @@ fn main() {
 
 /// The weights and activations of a block.
 struct Block {
-    gate_up: Vec<bf16>,
-    down: Vec<bf16>,
-    x: Vec<bf16>,
+    gate_up: Numbers<bf16>,
+    down: Numbers<bf16>,
+    x: Numbers<bf16>,
 }
 
 /// The most tokens that a suite computes.
@@ -43,14 +47,12 @@ const MOST_TOKENS: usize = 1024;
 
 impl Block {
     fn new() -> Self {
-        let random = |length: usize, scale: f32| -> Vec<bf16> {
+        let random = |length: usize, scale: f32| {
             let mut state = length as u32 | 1;
-            (0..length)
-                .map(|_| {
-                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    bf16::from_f32(((state >> 8) as f32 / (1 << 24) as f32 - 0.5) * scale)
-                })
-                .collect()
+            Numbers::new(length, || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bf16::from_f32(((state >> 8) as f32 / (1 << 24) as f32 - 0.5) * scale)
+            })
         };
         Self {
             gate_up: random(EXPERTS * 2 * INTERMEDIATE * HIDDEN, 0.07),
@@ -89,11 +91,16 @@ fn chosen(tokens: usize, experts: usize) -> Vec<[usize; TOP_K]> {
 
 /// Routes to experts below `retained`, and those to the others, which are constants.
 fn routes(tokens: usize, retained: usize, experts: usize) -> (Routes, Vec<ConstantRoute>) {
+    routes_to(&chosen(tokens, experts), retained)
+}
+
+/// The same to chosen experts.
+fn routes_to(chosen: &[[usize; TOP_K]], retained: usize) -> (Routes, Vec<ConstantRoute>) {
     let mut rows = vec![Vec::new(); retained];
     let mut constants = Vec::new();
     let weight = 1.0 / TOP_K as f32;
-    for (token, chosen) in chosen(tokens, experts).into_iter().enumerate() {
-        for expert in chosen {
+    for (token, chosen) in chosen.iter().enumerate() {
+        for &expert in chosen {
             if let Some(row) = rows.get_mut(expert) {
                 row.push((token, weight));
             } else {
@@ -123,7 +130,7 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
     println!(
         "The experts of one block: hidden {HIDDEN}, intermediate {INTERMEDIATE}, {EXPERTS} experts, top \
          {TOP_K}, weights bf16, uniform routing.\nRoofline: the larger of active bytes / bandwidth and \
-         operations / peak.\n"
+         operations / the peak of the instructions that are used. Peak: that of vector instructions.\n"
     );
     println!(
         "| variant | activations | tokens | time | GFLOP/s | GB/s | of bandwidth | of peak | \
@@ -139,13 +146,19 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                 continue;
             }
             for tokens in [1, 4, 16, 64, 256, 1024] {
-                let (routes, _) = routes(tokens, EXPERTS, EXPERTS);
-                let active = chosen(tokens, EXPERTS)
-                    .into_iter()
-                    .flatten()
-                    .collect::<std::collections::BTreeSet<_>>();
-                let flops = (2 * routes.len() * MATRICES) as f64;
-                let bytes = (active.len() * MATRICES * 2) as f64;
+                // Few tokens several times, with other experts each time: those would stay in a large cache.
+                let count = (32 / tokens).max(1);
+                let chosen = chosen(count * tokens, EXPERTS);
+                let cases: Vec<Routes> = chosen
+                    .chunks(tokens)
+                    .map(|chosen| routes_to(chosen, EXPERTS).0)
+                    .collect();
+                let active: usize = chosen
+                    .chunks(tokens)
+                    .map(|chosen| chosen.as_flattened().iter().collect::<BTreeSet<_>>().len())
+                    .sum();
+                let flops = (2 * tokens * TOP_K * MATRICES) as f64;
+                let bytes = (active * MATRICES * 2) as f64 / count as f64;
                 let x = if bf16 {
                     Activations::Bf16(&block.x[..tokens * HIDDEN])
                 } else {
@@ -155,26 +168,31 @@ fn all_retained(effort: Effort, variants: &[Variant], block: &Block) {
                 let mlp = block.mlp(EXPERTS);
                 let mut call = || {
                     let start = std::time::Instant::now();
-                    variant.gated_mlp(&mlp, x, &routes, &mut out).unwrap();
-                    1.0 / start.elapsed().as_secs_f64()
+                    for routes in &cases {
+                        variant.gated_mlp(&mlp, x, routes, &mut out).unwrap();
+                    }
+                    count as f64 / start.elapsed().as_secs_f64()
                 };
-                let turns = effort.turns([&mut call, &mut read_bandwidth_once(), &mut || {
-                    peak(variant, bf16)
-                }]);
-                let [calls, bandwidth, _] = turns.medians();
-                let of_bandwidth = turns.median(|[calls, bandwidth, _]| bytes * calls / bandwidth);
-                let of_peak = turns.median(|[calls, _, peak]| flops * calls / peak);
-                let of_roofline = turns.median(|[calls, bandwidth, peak]| {
+                let turns = effort.turns([
+                    &mut call,
+                    &mut read_bandwidth_once(),
+                    &mut || peak(variant, bf16),
+                    &mut || peak(vectors(variant), bf16),
+                ]);
+                let [calls, bandwidth, ..] = turns.medians();
+                let of_bandwidth = turns.median(|[calls, bandwidth, ..]| bytes * calls / bandwidth);
+                let of_peak = turns.median(|[calls, .., vectors]| flops * calls / vectors);
+                let of_roofline = turns.median(|[calls, bandwidth, peak, _]| {
                     calls * (bytes / bandwidth).max(flops / peak)
                 });
                 let target = match (variant.name(), bf16, tokens) {
-                    ("avx512", _, 1) => {
+                    ("amx" | "avx512", _, 1) => {
                         Target::AtLeast(bandwidth_target(bandwidth)).columns(of_bandwidth)
                     }
-                    ("avx512", false, 4 | 16) => Target::AtLeast(0.8).columns(of_roofline),
-                    ("avx512", true, 64) => Target::AtLeast(0.6).columns(of_roofline),
-                    ("avx512", true, 256) => Target::AtLeast(0.6).columns(of_peak),
-                    ("avx512", true, 1024) => Target::AtLeast(0.78).columns(of_peak),
+                    ("amx" | "avx512", false, 4 | 16) => Target::AtLeast(0.8).columns(of_roofline),
+                    ("amx" | "avx512", true, 64) => Target::AtLeast(0.6).columns(of_roofline),
+                    ("amx" | "avx512", true, 256) => Target::AtLeast(0.6).columns(of_peak),
+                    ("amx" | "avx512", true, 1024) => Target::AtLeast(0.78).columns(of_peak),
                     (_, false, 1024) => Target::AtLeast(0.75).columns(of_peak),
                     _ => Target::None.columns(0.0),
                 };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use locum::models::{LoadOptions, Logits, Model, ModelFiles};
 use locum::nn::DType;
-use locum_benches::{Effort, Target, machine, olmoe, read_bandwidth_once};
+use locum_benches::{Effort, Target, machine, olmoe, read_bandwidth_once, vectors};
 use locum_kernels::Variant;
 use rayon::prelude::*;
 
@@ -301,7 +301,7 @@ fn ids(tokens: usize) -> Vec<i64> {
 fn speed(effort: Effort, whole: &Path, pruned: &Path) {
     println!(
         "Prefill of {PROMPT} tokens and decode of 64 tokens after 32; limits measured in turns with them:\n\
-         the peak of the activations' products, and bandwidth / active bytes.\n"
+         the peak of vector instructions, and bandwidth / active bytes.\n"
     );
     println!(
         "| checkpoint | activations | | time | of the limit | target | |\n|---|---|---|---|---|---|---|"
@@ -325,7 +325,9 @@ fn speed(effort: Effort, whole: &Path, pruned: &Path) {
                 .unwrap();
             1.0 / start.elapsed().as_secs_f64()
         };
-        let prefill = effort.turns([&mut prefill, &mut || locum_benches::peak(variant, bf16)]);
+        let prefill = effort.turns([&mut prefill, &mut || {
+            locum_benches::peak(vectors(variant), bf16)
+        }]);
         let operations = olmoe::operations(PROMPT) as f64;
         let of_peak = prefill.median(|[prefills, peak]| operations * prefills / peak);
         let [prefills, _] = prefill.medians();

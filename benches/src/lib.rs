@@ -1,13 +1,16 @@
 //! What the benchmark suites share: timing, the machine's limits, and how figures are printed.
+#![allow(unsafe_code)]
 
 pub mod block;
 pub mod olmoe;
 pub mod peer;
 
 use std::hint::black_box;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use half::bf16;
 use locum_kernels::Variant;
 use rayon::prelude::*;
 
@@ -121,24 +124,74 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A measurement of the bytes per second that all threads together read from memory, 512 MiB at a
-/// time.
-pub fn read_bandwidth_once() -> impl FnMut() -> f64 {
-    const WORDS: usize = 64 << 20;
-    static MEMORY: OnceLock<Vec<u64>> = OnceLock::new();
-    let memory = MEMORY.get_or_init(|| vec![1u64; WORDS]);
-    || {
-        let start = Instant::now();
-        let sum = memory
-            .par_chunks(WORDS / 64)
-            .map(|chunk| chunk.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)))
-            .reduce(|| 0, u64::wrapping_add);
-        black_box(sum);
-        (WORDS * 8) as f64 / start.elapsed().as_secs_f64()
+/// Numbers in huge pages, where the system has them: as models have their weights.
+#[derive(Debug)]
+pub struct Numbers<T>(memmap2::MmapMut, PhantomData<T>);
+
+/// A type of number that any bits are, so that fresh memory holds some.
+pub trait Number: Copy + Send + Sync {}
+
+impl Number for f32 {}
+impl Number for bf16 {}
+
+impl<T: Number> Numbers<T> {
+    /// From a function of their places.
+    ///
+    /// # Panics
+    ///
+    /// Where the system has no memory for them.
+    pub fn new(length: usize, mut number: impl FnMut() -> T) -> Self {
+        let memory = memmap2::MmapMut::map_anon((length * size_of::<T>()).max(1));
+        let memory = memory.expect("memory for numbers");
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        let mut numbers = Self(memory, PhantomData);
+        // SAFETY: any bits are numbers; a page is aligned for them.
+        let (_, slice, _) = unsafe { numbers.0.align_to_mut::<T>() };
+        slice.fill_with(&mut number);
+        numbers
     }
 }
 
-/// All threads' operations per second in registers: `bf16` dot products, or `f32` multiplications.
+impl<T: Number> std::ops::Deref for Numbers<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: any bits are numbers; a page is aligned for them.
+        unsafe { self.0.align_to().1 }
+    }
+}
+
+/// A measurement of the bytes per second that all threads together read from memory, 512 MiB at a time.
+pub fn read_bandwidth_once() -> impl FnMut() -> f64 {
+    const NUMBERS: usize = 128 << 20;
+    static MEMORY: OnceLock<Numbers<f32>> = OnceLock::new();
+    let memory = MEMORY.get_or_init(|| Numbers::new(NUMBERS, || 1.0));
+    move || {
+        let start = Instant::now();
+        let variant = Variant::available()[0];
+        let chunks = memory.par_chunks(NUMBERS / 64);
+        black_box(chunks.map(|chunk| variant.read(chunk)).sum::<f32>());
+        (NUMBERS * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
+/// The vector instructions that targets speak of: tiles multiply many times more than they do, so that memory
+/// is what limits those.
+///
+/// # Panics
+///
+/// Where a machine with tiles has no AVX-512, which none has.
+#[must_use]
+pub fn vectors(variant: Variant) -> Variant {
+    match variant.name() {
+        "amx" => Variant::named("avx512").expect("AVX-512 beside AMX"),
+        _ => variant,
+    }
+}
+
+/// All threads' operations per second in registers, of products with `bf16` weights: with activations of
+/// `bf16`, or of `f32`.
 #[must_use]
 pub fn peak(variant: Variant, bf16: bool) -> f64 {
     let threads = rayon::current_num_threads();

@@ -8,7 +8,7 @@
 use half::bf16;
 
 use crate::activation::exp;
-use crate::arch::{self, Ahead, Loads, Machine, Terms};
+use crate::arch::{self, Ahead, Loads, Machine, Next, Terms};
 use crate::operand::Element;
 use crate::shared::Shared;
 use crate::{Activations, KernelError, tasks};
@@ -304,12 +304,28 @@ impl<'a> Block<'a> {
             Activations::F32(keys) => {
                 let after = more.then_some(&keys[last..]);
                 let keys = &keys[first..last];
-                arch::dot(machine, queries, self.rows, keys, of.head, after, out);
+                arch::dot(
+                    machine,
+                    queries,
+                    self.rows,
+                    keys,
+                    of.head,
+                    Next::of(after),
+                    out,
+                );
             }
             Activations::Bf16(keys) => {
                 let after = more.then_some(&keys[last..]);
                 let keys = &keys[first..last];
-                arch::dot(machine, queries, self.rows, keys, of.head, after, out);
+                arch::dot(
+                    machine,
+                    queries,
+                    self.rows,
+                    keys,
+                    of.head,
+                    Next::of(after),
+                    out,
+                );
             }
         }
         for (row, scores) in out.chunks_exact(count).enumerate() {

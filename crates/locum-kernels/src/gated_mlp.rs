@@ -98,16 +98,16 @@ impl GatedMlp<'_> {
         }
     }
 
-    /// In one type: [`Machine`]s whose products round to it.
-    pub(crate) fn in_type<M: Machine + Loads<T>, T: Element>(
+    /// With weights of one type.
+    pub(crate) fn of_type<M: Machine + Loads<A> + Loads<W>, A: Element, W: Element>(
         &self,
         machine: M,
-        x: &[T],
-        [gate_up, down]: [&[T]; 2],
+        x: &[A],
+        [gate_up, down]: [&[W]; 2],
         routes: &Routes,
         results: Results<'_>,
     ) {
-        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<T>>::PACK_FROM, routes);
+        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<W>>::PACK_FROM, routes);
         self.down(machine, &hidden, down, results);
     }
 
@@ -149,7 +149,8 @@ impl GatedMlp<'_> {
             let expert = &experts[index];
             let after = next.map(|next| {
                 let (index, column) = place(next);
-                &gate_up[(experts[index].active.row * 2 * intermediate + column) * hidden..]
+                let row = experts[index].active.row * 2 * intermediate + column;
+                [row, row + intermediate].map(|row| &gate_up[row * hidden..])
             });
             let last = intermediate.min(column + block);
             let panels = Panels::new::<M>(
@@ -172,10 +173,12 @@ impl GatedMlp<'_> {
                     for (pair, columns) in row.chunks(M::UNIT).enumerate() {
                         let second = columns.get(1).copied().unwrap_or(0.0);
                         let unit = (column + tile.columns.start) / M::UNIT + pair;
-                        let place = expert.panels.place::<M>(tokens, token, unit);
-                        let place = expert.start + panel.units.start + place;
-                        // SAFETY: tasks have columns of their own, in whole units.
-                        unsafe { values.write(place, M::unit([columns[0], second])) };
+                        for of in 0..M::COLUMNS {
+                            let place = expert.panels.place::<M>(tokens, [token, of], unit);
+                            let place = expert.start + panel.units.start + place;
+                            // SAFETY: tasks have columns of their own, in whole units.
+                            unsafe { values.write(place, M::unit([columns[0], second], of)) };
+                        }
                     }
                 }
             };
@@ -338,7 +341,7 @@ impl Own {
             self.units.resize(length, 0);
         }
         for panel in panels.iter::<M>() {
-            let mut rows: [&[A]; 16] = [&[]; 16];
+            let mut rows: [&[A]; 32] = [&[]; 32];
             let tokens = &tokens[panel.tokens];
             for (row, &token) in rows.iter_mut().zip(tokens) {
                 *row = &x[token * elements..][..elements];

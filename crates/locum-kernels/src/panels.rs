@@ -14,7 +14,7 @@ pub(crate) enum Form {
     Outer,
 }
 
-/// Tokens in panels of about the same size.
+/// Tokens in panels: of about the same size, or all full but the last.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     pub(crate) form: Form,
@@ -22,6 +22,8 @@ pub(crate) struct Panels {
     pub(crate) elements: usize,
     tokens: usize,
     panels: usize,
+    /// Tokens of all panels but the last, where they are full.
+    full: Option<usize>,
 }
 
 /// One panel.
@@ -46,6 +48,7 @@ impl Panels {
             elements,
             tokens,
             panels: tokens.div_ceil(most),
+            full: M::TILES.then_some(most),
         }
     }
 
@@ -55,11 +58,14 @@ impl Panels {
 
     /// The panels, in order.
     pub(crate) fn iter<M: Simd>(&self) -> impl Iterator<Item = Panel> + use<M> {
-        let (tokens, panels) = (self.tokens, self.panels);
+        let (tokens, panels, full) = (self.tokens, self.panels, self.full);
         let elements = self.elements;
         let mut unit = 0;
         (0..panels).map(move |panel| {
-            let first = |panel: usize| panel * (tokens / panels) + panel.min(tokens % panels);
+            let first = |panel: usize| match full {
+                Some(full) => tokens.min(panel * full),
+                None => panel * (tokens / panels) + panel.min(tokens % panels),
+            };
             let tokens = first(panel)..first(panel + 1);
             let start = unit;
             unit += arch::panel_units::<M>(tokens.len(), elements);
@@ -72,6 +78,9 @@ impl Panels {
 
     /// The panel that a token is in.
     pub(crate) fn of_token(&self, token: usize) -> usize {
+        if let Some(full) = self.full {
+            return token / full;
+        }
         // The first ones have one more.
         let (tokens, larger) = (self.tokens / self.panels, self.tokens % self.panels);
         let in_larger = larger * (tokens + 1);
@@ -100,10 +109,15 @@ impl Panels {
         }
     }
 
-    /// Where a unit of a token is in its panel, which has `tokens` of them.
-    pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
+    /// Where a unit of a column of a token is in its panel, which has `tokens` of them.
+    pub(crate) fn place<M: Simd>(
+        &self,
+        tokens: usize,
+        [token, column]: [usize; 2],
+        unit: usize,
+    ) -> usize {
         match self.form {
-            Form::Dot => arch::place_in_dot::<M>(unit, token, tokens),
+            Form::Dot => arch::place_in_dot::<M>(unit, [token, column], tokens),
             Form::Outer => {
                 let padded = arch::padded_units::<M>(self.elements);
                 arch::place_in_outer::<M>(unit, padded) * tokens + token

@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
-use crate::arch::{self, Ahead, Loads, Machine, Terms};
+use crate::arch::{self, Ahead, Loads, Machine, Next, Terms};
 use crate::operand::Element;
 use crate::panels::{Form, Panels};
 
-/// Rows of weights that [`arch::dot`] gets at a time.
-const DOT_ROWS: usize = 128;
+/// Rows of weights that [`arch::dot`] gets at a time: with tiles, those that come next wait beside them in
+/// the second cache.
+const fn dot_rows<M: Machine>() -> usize {
+    if M::TILES { 64 } else { 128 }
+}
 
 /// A thread's memory, kept from task to task.
 #[derive(Default)]
@@ -40,33 +43,41 @@ pub(crate) struct Tile<'a> {
 }
 
 /// Products of packed tokens with two matrices at once, `[columns, elements]` each. What the thread
-/// reads next is at `after`, if that is known.
+/// reads next of both is at `after`, if that is known.
 pub(crate) fn pairs<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panels: &Panels,
     units: &[u32],
     [left, right]: [&[W]; 2],
-    after: Option<&[W]>,
+    after: Option<[&[W]; 2]>,
     scratch: &mut Scratch,
     mut emit: impl FnMut(Tile<'_>),
 ) {
     let k = panels.elements;
     let columns = left.len().checked_div(k).unwrap_or(0);
     if panels.form == Form::Dot {
-        for columns in blocks(columns, DOT_ROWS) {
+        for columns in blocks(columns, dot_rows::<M>()) {
             let range = columns.start * k..columns.end * k;
-            for panel in panels.iter::<M>() {
+            let later = if range.end < left.len() {
+                Some([left, right].map(|side| &side[range.end..]))
+            } else {
+                after
+            };
+            for (index, panel) in panels.iter::<M>().enumerate() {
                 let tokens = panel.tokens.len();
                 let length = tokens * columns.len();
                 scratch.sides(length);
                 let units = &units[panel.units];
-                let sides = [&mut scratch.left, &mut scratch.right];
-                let next = (range.end < left.len()).then(|| &left[range.end..]);
-                let after = [Some(&right[range.start..]), next.or(after)];
-                for ((weights, side), after) in [left, right].into_iter().zip(sides).zip(after) {
-                    let weights = &weights[range.clone()];
-                    let out = &mut side[..length];
-                    arch::dot(machine, units, tokens, weights, k, after, out);
+                let outs = [&mut scratch.left, &mut scratch.right];
+                let after = [Some(&right[range.start..]), later.map(|later| later[0])];
+                for (side, out) in outs.into_iter().enumerate() {
+                    let next = Next {
+                        after: after[side],
+                        later: later.map(|later| later[side]),
+                        panel: [index, panels.len()],
+                    };
+                    let weights = &[left, right][side][range.clone()];
+                    arch::dot(machine, units, tokens, weights, k, next, &mut out[..length]);
                 }
                 emit(Tile {
                     tokens: panel.tokens,
@@ -116,15 +127,20 @@ pub(crate) fn single<M: Machine + Loads<W>, W: Element>(
     let k = panels.elements;
     let columns = weights.len().checked_div(k).unwrap_or(0);
     if panels.form == Form::Dot {
-        for columns in blocks(columns, DOT_ROWS) {
+        for columns in blocks(columns, dot_rows::<M>()) {
             let (weights, next) = weights[columns.start * k..].split_at(columns.len() * k);
             let after = Some(next).filter(|next| !next.is_empty()).or(after);
-            for panel in panels.iter::<M>() {
+            for (index, panel) in panels.iter::<M>().enumerate() {
+                let next = Next {
+                    after,
+                    later: after,
+                    panel: [index, panels.len()],
+                };
                 let length = panel.tokens.len() * columns.len();
                 scratch.sides(length);
                 let out = &mut scratch.left[..length];
                 let units = &units[panel.units];
-                arch::dot(machine, units, panel.tokens.len(), weights, k, after, out);
+                arch::dot(machine, units, panel.tokens.len(), weights, k, next, out);
                 for (token, values) in panel.tokens.zip(out.chunks_exact(columns.len())) {
                     emit(token, columns.start, values);
                 }

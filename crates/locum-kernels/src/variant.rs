@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use crate::Rotary;
 #[cfg(target_arch = "x86_64")]
 use crate::arch::x86_64::{
+    amx::{self, Amx},
     avx2::Avx2,
     avx512::{Avx512, Avx512Bf16},
 };
@@ -29,7 +30,18 @@ enum Machine {
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512, Option<Avx512Bf16>),
+    Avx512(Avx512, Bf16Products),
+}
+
+/// What multiplies by `bf16` weights, beside AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug)]
+enum Bf16Products {
+    None,
+    /// `bf16` activations.
+    Dot(Avx512Bf16),
+    /// `bf16` and `f32` activations.
+    Tiles(Amx<1>, Amx<3>),
 }
 
 impl Variant {
@@ -39,15 +51,20 @@ impl Variant {
         let mut available = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let avx512 = Avx512::detect().map(|exact| Machine::Avx512(exact, Avx512Bf16::detect()));
-            available.extend(avx512.map(Self));
+            if let Some(exact) = Avx512::detect() {
+                let tiles = Amx::detect().zip(Amx::detect());
+                let tiles = tiles.map(|(one, three)| Bf16Products::Tiles(one, three));
+                let dot = Avx512Bf16::detect().map_or(Bf16Products::None, Bf16Products::Dot);
+                let avx512 = tiles.into_iter().chain([dot]);
+                available.extend(avx512.map(|products| Self(Machine::Avx512(exact, products))));
+            }
             available.extend(Avx2::detect().map(Machine::Avx2).map(Self));
         }
         available.push(Self(Machine::Portable(Portable)));
         available
     }
 
-    /// The fastest variant, or the one that `LOCUM_CPU` names (`portable`, `avx2`, `avx512`);
+    /// The fastest variant, or the one that `LOCUM_CPU` names (`portable`, `avx2`, `avx512`, `amx`);
     /// decided once.
     ///
     /// # Errors
@@ -82,13 +99,15 @@ impl Variant {
             })
     }
 
-    /// `portable`, `avx2` or `avx512`.
+    /// `portable`, `avx2`, `avx512` or `amx`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.0 {
             Machine::Portable(_) => "portable",
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Bf16Products::Tiles(..)) => "amx",
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(..) => "avx512",
         }
@@ -99,14 +118,13 @@ impl Variant {
     pub fn has_bf16_products(&self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(_, dot) => dot.is_some(),
+            Machine::Avx512(_, products) => !matches!(products, Bf16Products::None),
             _ => false,
         }
     }
 
     /// Multiplies and adds in registers only, and gives how many floating-point operations that
-    /// was: what benchmarks measure the other functions against. With `bf16` dot products if
-    /// `bf16` and there are any.
+    /// was: what benchmarks measure products with `bf16` weights against, of `bf16` or of `f32` activations.
     #[must_use]
     pub fn peak(self, bf16: bool, rounds: usize) -> f64 {
         match self.0 {
@@ -114,9 +132,26 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(machine) => arch::peak(machine, rounds),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(_, Some(dot)) if bf16 => arch::peak(dot, rounds),
+            Machine::Avx512(_, Bf16Products::Dot(dot)) if bf16 => arch::peak(dot, rounds),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Bf16Products::Tiles(tiles, _)) if bf16 => amx::peak(tiles, rounds),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Bf16Products::Tiles(_, tiles)) => amx::peak(tiles, rounds),
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(exact, _) => arch::peak(exact, rounds),
+        }
+    }
+
+    /// Reads memory as fast as one thread can, and gives about what its numbers add up to: what benchmarks
+    /// measure the other functions against.
+    #[must_use]
+    pub fn read(self, memory: &[f32]) -> f32 {
+        match self.0 {
+            Machine::Portable(machine) => arch::read(machine, memory),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx2(machine) => arch::read(machine, memory),
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(exact, _) => arch::read(exact, memory),
         }
     }
 
@@ -180,12 +215,22 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(machine) => mlp.exact(machine, x, routes, results),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(exact, dot) => match (dot, x, mlp.gate_up, mlp.down) {
-                (Some(dot), Activations::Bf16(x), Weights::Bf16(gate_up), Weights::Bf16(down)) => {
-                    mlp.in_type(dot, x, [gate_up, down], routes, results)
+            Machine::Avx512(exact, products) => {
+                use {Activations as X, Bf16Products as P};
+                let (Weights::Bf16(gate_up), Weights::Bf16(down)) = (mlp.gate_up, mlp.down) else {
+                    mlp.exact(exact, x, routes, results);
+                    return Ok(());
+                };
+                let weights = [gate_up, down];
+                match (products, x) {
+                    (P::Dot(dot), X::Bf16(x)) => mlp.of_type(dot, x, weights, routes, results),
+                    (P::Tiles(one, _), X::Bf16(x)) => mlp.of_type(one, x, weights, routes, results),
+                    (P::Tiles(_, three), X::F32(x)) => {
+                        mlp.of_type(three, x, weights, routes, results);
+                    }
+                    _ => mlp.exact(exact, x, routes, results),
                 }
-                _ => mlp.exact(exact, x, routes, results),
-            },
+            }
         }
         Ok(())
     }
@@ -376,12 +421,21 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(machine) => layers.exact(machine, x, outs),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(exact, dot) => match (dot, x, layers.bf16()) {
-                (Some(dot), Activations::Bf16(x), Some(weights)) => {
-                    layers.product(dot, x, &weights, outs);
+            Machine::Avx512(exact, products) => {
+                use {Activations as X, Bf16Products as P};
+                match (products, x, layers.bf16()) {
+                    (P::Dot(dot), X::Bf16(x), Some(weights)) => {
+                        layers.product(dot, x, &weights, outs);
+                    }
+                    (P::Tiles(one, _), X::Bf16(x), Some(weights)) => {
+                        layers.product(one, x, &weights, outs);
+                    }
+                    (P::Tiles(_, three), X::F32(x), Some(weights)) => {
+                        layers.product(three, x, &weights, outs);
+                    }
+                    _ => layers.exact(exact, x, outs),
                 }
-                _ => layers.exact(exact, x, outs),
-            },
+            }
         }
         Ok(())
     }

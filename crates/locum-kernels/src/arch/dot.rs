@@ -10,12 +10,13 @@
 //! A row's sum does not depend on the tile that it is in, so that neither does a result depend on how
 //! rows are divided among threads.
 
+use super::ahead::Ahead;
 use super::simd::Loads;
 use crate::operand::Element;
 
 /// One call.
 pub(crate) struct Call<W> {
-    /// `[step][tokens][part][lane]`, the tail zero
+    /// `[step][tokens][part][lane]` or, for tiles, `[unit][tokens][column]`, the tail zero
     pub(super) panel: *const u32,
     pub(super) tokens: usize,
     /// `[rows][elements]`
@@ -24,6 +25,8 @@ pub(crate) struct Call<W> {
     pub(super) elements: usize,
     /// Rows that are read after these, or nothing.
     pub(super) after: *const W,
+    /// What to ask for that is read later.
+    pub(super) ahead: Ahead,
     /// `[tokens][rows]`
     pub(super) out: *mut f32,
 }

@@ -16,7 +16,7 @@ macro_rules! machine {
                     $machine: crate::arch::Loads<W>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::dot::dot::<$machine, W>(call) }
+                    unsafe { <$machine as crate::arch::Loads<W>>::dot(call) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(&call) }
@@ -63,7 +63,7 @@ macro_rules! machine {
                     $machine: crate::arch::Loads<T>,
                 {
                     // SAFETY: passed on.
-                    unsafe { crate::arch::pack::pack_dot::<$machine, T>(rows, out) }
+                    unsafe { <$machine as crate::arch::Loads<T>>::pack_dot(rows, out) }
                 }
                 // SAFETY: `self` is proof of the features; the rest is passed on.
                 unsafe { inner(rows, out) }
@@ -102,7 +102,7 @@ macro_rules! machine {
             ) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn inner(activation: crate::Activation, gate: &mut [f32], up: &[f32]) {
-                    let round = <$machine as crate::arch::Simd>::UNIT == 2;
+                    let round = <$machine as crate::arch::Simd>::ROUNDS;
                     crate::activation::activate(activation, round, gate, up);
                 }
                 // SAFETY: `self` is proof of the features.
@@ -118,6 +118,17 @@ macro_rules! machine {
                 }
                 // SAFETY: `self` is proof of the features.
                 unsafe { inner(rounds) }
+            }
+
+            #[inline]
+            unsafe fn read(self, memory: &[f32]) -> f32 {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn inner(memory: &[f32]) -> f32 {
+                    // SAFETY: passed on.
+                    unsafe { crate::arch::peak::read::<$machine>(memory) }
+                }
+                // SAFETY: `self` is proof of the features.
+                unsafe { inner(memory) }
             }
 
             #[inline]

@@ -5,6 +5,7 @@
 //! machine compiles them with its own instructions.
 #![allow(unsafe_code)]
 
+mod ahead;
 mod dot;
 mod entry;
 mod outer;
@@ -16,7 +17,7 @@ mod weighted;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-pub(crate) use outer::Ahead;
+pub(crate) use ahead::{Ahead, Next};
 pub(crate) use simd::{Loads, Simd};
 
 use half::bf16;
@@ -46,6 +47,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
         Self: Loads<T>;
     unsafe fn activate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
     unsafe fn peak(self, rounds: usize) -> f32;
+    unsafe fn read(self, memory: &[f32]) -> f32;
     unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]);
     unsafe fn add_moments(self, moments: Moments<'_>, factor: f64, y: &[f32]) -> f64;
     unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]);
@@ -65,11 +67,19 @@ pub(crate) fn padded_units<M: Simd>(elements: usize) -> usize {
 
 /// Units that a panel of some tokens takes.
 pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
-    padded_units::<M>(elements) * tokens
+    padded_units::<M>(elements) * tokens * M::COLUMNS
 }
 
-/// Where [`pack_dot`] puts a unit of a token that is one of `tokens`.
-pub(crate) fn place_in_dot<M: Simd>(unit: usize, token: usize, tokens: usize) -> usize {
+/// Where [`pack_dot`] puts a unit of a column of a token that is one of `tokens`.
+#[inline(always)]
+pub(crate) fn place_in_dot<M: Simd>(
+    unit: usize,
+    [token, column]: [usize; 2],
+    tokens: usize,
+) -> usize {
+    if M::TILES {
+        return (unit * tokens + token) * M::COLUMNS + column;
+    }
     let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
     let vector = (step * tokens + token) * M::PARTS + within % M::PARTS;
     vector * M::LANES + within / M::PARTS
@@ -84,7 +94,7 @@ pub(crate) fn place_in_outer<M: Simd>(unit: usize, padded: usize) -> usize {
     lane * (padded / M::LANES) + step * M::PARTS + within % M::PARTS
 }
 
-/// Packs tokens for [`dot`]: `[step][token][part][lane]`.
+/// Packs tokens for [`dot`]: `[step][token][part][lane]`, or `[unit][token][column]` for tiles.
 pub(crate) fn pack_dot<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
@@ -115,15 +125,14 @@ pub(crate) fn pack_outer<M: Machine + Loads<T>, T: Element>(
 }
 
 /// `out[token][row] = Σ_k x[token][k] · w[row][k]` for a few tokens, which [`pack_dot`] has packed:
-/// each weight is read once, straight from its row. Rows at `after` are what is read next, if that is
-/// known.
+/// each weight is read once, straight from its row.
 pub(crate) fn dot<M: Machine + Loads<W>, W: Element>(
     machine: M,
     panel: &[u32],
     tokens: usize,
     weights: &[W],
     elements: usize,
-    after: Option<&[W]>,
+    next: Next<'_, W>,
     out: &mut [f32],
 ) {
     let rows = weights.len().checked_div(elements).unwrap_or(0);
@@ -140,7 +149,8 @@ pub(crate) fn dot<M: Machine + Loads<W>, W: Element>(
             weights: weights.as_ptr(),
             rows,
             elements,
-            after: after.map_or(std::ptr::null(), <[W]>::as_ptr),
+            after: next.after.map_or(std::ptr::null(), <[W]>::as_ptr),
+            ahead: next.ahead(weights.len()),
             out: out.as_mut_ptr(),
         });
     }
@@ -314,4 +324,10 @@ pub(crate) fn peak<M: Machine>(machine: M, rounds: usize) -> f64 {
     // SAFETY: the machine has its features.
     std::hint::black_box(unsafe { machine.peak(rounds) });
     (rounds * peak::SUMS * M::LANES * M::UNIT * 2) as f64
+}
+
+/// Reads memory, and gives what its numbers add up to, but for the last few.
+pub(crate) fn read<M: Machine>(machine: M, memory: &[f32]) -> f32 {
+    // SAFETY: the machine has its features.
+    unsafe { machine.read(memory) }
 }

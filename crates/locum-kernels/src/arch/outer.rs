@@ -7,27 +7,8 @@
 
 use std::mem::MaybeUninit;
 
+use super::ahead::Ahead;
 use super::simd::Simd;
-
-/// Memory to ask for while a tile is computed: a line for each unit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ahead {
-    start: *const u8,
-    lines: usize,
-}
-
-impl Ahead {
-    const LINE: usize = 64;
-
-    /// The lines from `first` on of a slice, at most `lines` of them.
-    pub(crate) fn new<T>(slice: &[T], first: usize, lines: usize) -> Self {
-        let all = size_of_val(slice).div_ceil(Self::LINE);
-        Self {
-            start: slice.as_ptr().cast::<u8>().wrapping_add(first * Self::LINE),
-            lines: lines.min(all.saturating_sub(first)),
-        }
-    }
-}
 
 /// One call.
 pub(crate) struct Call {

@@ -2,6 +2,7 @@
 //!
 //! A *unit* is what one 32-bit lane holds: one `f32`, or a pair of `bf16`.
 
+use super::{dot, pack};
 use crate::operand::Element;
 
 /// Vectors of units, and of `f32` sums of as many lanes.
@@ -16,11 +17,18 @@ pub(crate) unsafe trait Simd: Copy {
     const LANES: usize;
     /// Elements of a unit.
     const UNIT: usize;
+    /// Columns that a token has in a panel for [`super::dot`], whose sums are added.
+    const COLUMNS: usize = 1;
+    /// Whether activations between an expert's projections are rounded to `bf16`.
+    const ROUNDS: bool;
+    /// Whether [`super::dot`] goes by tiles of a panel `[unit][column]`, in panels that are full first and
+    /// few rows of weights at a time.
+    const TILES: bool = false;
     /// Vectors that a step of weights is taken apart into, elements by turns, for [`super::dot`]: `bf16`
     /// is widened where it is, which costs less than to spread it. Other types follow, so that the type
     /// does not change the order of sums.
     const PARTS: usize;
-    /// Most tokens of a panel for [`super::dot`], up to 6.
+    /// Most tokens of a panel for [`super::dot`], up to 32.
     const DOT_TOKENS: usize;
     /// Most tokens of a panel for [`super::outer`].
     const OUTER_TOKENS: usize;
@@ -45,8 +53,9 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn transpose(square: &mut [Self::Vector; 16]);
     /// Asks for a line of memory, into the second cache.
     unsafe fn prefetch_second(line: *const u8);
-    /// A unit of activations from values that [`super::activate`] has rounded.
-    fn unit(values: [f32; 2]) -> u32;
+    /// A unit of activations, of one of a token's [`COLUMNS`](Self::COLUMNS), from values that
+    /// [`super::activate`] has rounded.
+    fn unit(values: [f32; 2], column: usize) -> u32;
 }
 
 /// Loading units from stored numbers.
@@ -64,6 +73,20 @@ pub(crate) unsafe trait Loads<T: Element>: Simd {
 
     /// A whole vector, from `LANES · UNIT` elements at any alignment.
     unsafe fn load_elements(elements: *const T) -> Self::Vector;
+
+    /// [`super::dot`] with weights of this type.
+    #[inline(always)]
+    unsafe fn dot(call: &dot::Call<T>) {
+        // SAFETY: passed on.
+        unsafe { dot::dot::<Self, T>(call) }
+    }
+
+    /// [`super::pack_dot`] of activations of this type.
+    #[inline(always)]
+    unsafe fn pack_dot(rows: &[&[T]], out: *mut u32) {
+        // SAFETY: passed on.
+        unsafe { pack::pack_dot::<Self, T>(rows, out) }
+    }
 
     /// A vector that starts with some elements and goes on with zeros.
     #[inline(always)]

@@ -39,15 +39,15 @@ machine!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16");
 
 /// What both have in common.
 macro_rules! simd {
-    ($unit:literal, $parts:literal, $rows:expr) => {
+    ($unit:literal, $parts:literal, $dot_tokens:expr) => {
         type Vector = __m512;
         const LANES: usize = 16;
         const UNIT: usize = $unit;
         const PARTS: usize = $parts;
-        const DOT_TOKENS: usize = 6;
+        const DOT_TOKENS: usize = $dot_tokens;
         const OUTER_TOKENS: usize = 12;
         const JOINED: [usize; 16] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
-        const ROWS: [usize; 6] = $rows;
+        const ROWS: [usize; 6] = [8, 8, 6, 4, 4, 4];
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {
@@ -120,11 +120,13 @@ macro_rules! simd {
     };
 }
 
+pub(super) use simd;
+
 /// # Safety
 ///
 /// The CPU has AVX-512 F.
 #[inline(always)]
-unsafe fn transpose(square: &mut [__m512; 16]) {
+pub(super) unsafe fn transpose(square: &mut [__m512; 16]) {
     let r = *square;
     // SAFETY: the caller has the feature.
     unsafe {
@@ -171,7 +173,8 @@ unsafe fn turns(first: __m512, second: __m512, part: usize) -> __m512 {
 
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
-    simd!(1, 2, [8, 8, 6, 4, 4, 4]);
+    simd!(1, 2, 6);
+    const ROUNDS: bool = false;
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -180,14 +183,15 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn unit(values: [f32; 2]) -> u32 {
+    fn unit(values: [f32; 2], _: usize) -> u32 {
         values[0].to_bits()
     }
 }
 
 // SAFETY: as above.
 unsafe impl Simd for Avx512Bf16 {
-    simd!(2, 1, [8, 8, 6, 4, 4, 4]);
+    simd!(2, 1, 6);
+    const ROUNDS: bool = true;
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -203,7 +207,7 @@ unsafe impl Simd for Avx512Bf16 {
     }
 
     #[inline(always)]
-    fn unit(values: [f32; 2]) -> u32 {
+    fn unit(values: [f32; 2], _: usize) -> u32 {
         values[0].to_bits() >> 16 | (values[1].to_bits() & 0xffff_0000)
     }
 }

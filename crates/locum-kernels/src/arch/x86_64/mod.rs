@@ -1,4 +1,5 @@
 //! Instruction sets of x86-64.
 
+pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
