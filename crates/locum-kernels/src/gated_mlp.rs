@@ -98,16 +98,16 @@ impl GatedMlp<'_> {
         }
     }
 
-    /// With weights of one type.
-    pub(crate) fn of_type<M: Machine + Loads<A> + Loads<W>, A: Element, W: Element>(
+    /// In one type: [`Machine`]s whose products round to it.
+    pub(crate) fn in_type<M: Machine + Loads<T>, T: Element>(
         &self,
         machine: M,
-        x: &[A],
-        [gate_up, down]: [&[W]; 2],
+        x: &[T],
+        [gate_up, down]: [&[T]; 2],
         routes: &Routes,
         results: Results<'_>,
     ) {
-        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<W>>::PACK_FROM, routes);
+        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<T>>::PACK_FROM, routes);
         self.down(machine, &hidden, down, results);
     }
 
@@ -173,12 +173,10 @@ impl GatedMlp<'_> {
                     for (pair, columns) in row.chunks(M::UNIT).enumerate() {
                         let second = columns.get(1).copied().unwrap_or(0.0);
                         let unit = (column + tile.columns.start) / M::UNIT + pair;
-                        for of in 0..M::COLUMNS {
-                            let place = expert.panels.place::<M>(tokens, [token, of], unit);
-                            let place = expert.start + panel.units.start + place;
-                            // SAFETY: tasks have columns of their own, in whole units.
-                            unsafe { values.write(place, M::unit([columns[0], second], of)) };
-                        }
+                        let place = expert.panels.place::<M>(tokens, token, unit);
+                        let place = expert.start + panel.units.start + place;
+                        // SAFETY: tasks have columns of their own, in whole units.
+                        unsafe { values.write(place, M::unit([columns[0], second])) };
                     }
                 }
             };

@@ -109,15 +109,10 @@ impl Panels {
         }
     }
 
-    /// Where a unit of a column of a token is in its panel, which has `tokens` of them.
-    pub(crate) fn place<M: Simd>(
-        &self,
-        tokens: usize,
-        [token, column]: [usize; 2],
-        unit: usize,
-    ) -> usize {
+    /// Where a unit of a token is in its panel, which has `tokens` of them.
+    pub(crate) fn place<M: Simd>(&self, tokens: usize, token: usize, unit: usize) -> usize {
         match self.form {
-            Form::Dot => arch::place_in_dot::<M>(unit, [token, column], tokens),
+            Form::Dot => arch::place_in_dot::<M>(unit, token, tokens),
             Form::Outer => {
                 let padded = arch::padded_units::<M>(self.elements);
                 arch::place_in_outer::<M>(unit, padded) * tokens + token

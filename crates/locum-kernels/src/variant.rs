@@ -33,15 +33,14 @@ enum Machine {
     Avx512(Avx512, Bf16Products),
 }
 
-/// What multiplies by `bf16` weights, beside AVX-512.
+/// What multiplies `bf16` by `bf16`.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug)]
 enum Bf16Products {
-    None,
-    /// `bf16` activations.
+    /// AVX-512, after widening both.
+    Exact,
     Dot(Avx512Bf16),
-    /// `bf16` and `f32` activations.
-    Tiles(Amx<1>, Amx<3>),
+    Tiles(Amx),
 }
 
 impl Variant {
@@ -52,9 +51,8 @@ impl Variant {
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(exact) = Avx512::detect() {
-                let tiles = Amx::detect().zip(Amx::detect());
-                let tiles = tiles.map(|(one, three)| Bf16Products::Tiles(one, three));
-                let dot = Avx512Bf16::detect().map_or(Bf16Products::None, Bf16Products::Dot);
+                let tiles = Amx::detect().map(Bf16Products::Tiles);
+                let dot = Avx512Bf16::detect().map_or(Bf16Products::Exact, Bf16Products::Dot);
                 let avx512 = tiles.into_iter().chain([dot]);
                 available.extend(avx512.map(|products| Self(Machine::Avx512(exact, products))));
             }
@@ -118,7 +116,7 @@ impl Variant {
     pub fn has_bf16_products(&self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(_, products) => !matches!(products, Bf16Products::None),
+            Machine::Avx512(_, products) => !matches!(products, Bf16Products::Exact),
             _ => false,
         }
     }
@@ -134,9 +132,7 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(_, Bf16Products::Dot(dot)) if bf16 => arch::peak(dot, rounds),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(_, Bf16Products::Tiles(tiles, _)) if bf16 => amx::peak(tiles, rounds),
-            #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(_, Bf16Products::Tiles(_, tiles)) => amx::peak(tiles, rounds),
+            Machine::Avx512(_, Bf16Products::Tiles(tiles)) if bf16 => amx::peak(tiles, rounds),
             #[cfg(target_arch = "x86_64")]
             Machine::Avx512(exact, _) => arch::peak(exact, rounds),
         }
@@ -215,22 +211,21 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(machine) => mlp.exact(machine, x, routes, results),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(exact, products) => {
-                use {Activations as X, Bf16Products as P};
-                let (Weights::Bf16(gate_up), Weights::Bf16(down)) = (mlp.gate_up, mlp.down) else {
-                    mlp.exact(exact, x, routes, results);
-                    return Ok(());
-                };
-                let weights = [gate_up, down];
-                match (products, x) {
-                    (P::Dot(dot), X::Bf16(x)) => mlp.of_type(dot, x, weights, routes, results),
-                    (P::Tiles(one, _), X::Bf16(x)) => mlp.of_type(one, x, weights, routes, results),
-                    (P::Tiles(_, three), X::F32(x)) => {
-                        mlp.of_type(three, x, weights, routes, results);
-                    }
-                    _ => mlp.exact(exact, x, routes, results),
-                }
-            }
+            Machine::Avx512(exact, products) => match (products, x, mlp.gate_up, mlp.down) {
+                (
+                    Bf16Products::Dot(dot),
+                    Activations::Bf16(x),
+                    Weights::Bf16(gate_up),
+                    Weights::Bf16(down),
+                ) => mlp.in_type(dot, x, [gate_up, down], routes, results),
+                (
+                    Bf16Products::Tiles(tiles),
+                    Activations::Bf16(x),
+                    Weights::Bf16(gate_up),
+                    Weights::Bf16(down),
+                ) => mlp.in_type(tiles, x, [gate_up, down], routes, results),
+                _ => mlp.exact(exact, x, routes, results),
+            },
         }
         Ok(())
     }
@@ -421,21 +416,15 @@ impl Variant {
             #[cfg(target_arch = "x86_64")]
             Machine::Avx2(machine) => layers.exact(machine, x, outs),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(exact, products) => {
-                use {Activations as X, Bf16Products as P};
-                match (products, x, layers.bf16()) {
-                    (P::Dot(dot), X::Bf16(x), Some(weights)) => {
-                        layers.product(dot, x, &weights, outs);
-                    }
-                    (P::Tiles(one, _), X::Bf16(x), Some(weights)) => {
-                        layers.product(one, x, &weights, outs);
-                    }
-                    (P::Tiles(_, three), X::F32(x), Some(weights)) => {
-                        layers.product(three, x, &weights, outs);
-                    }
-                    _ => layers.exact(exact, x, outs),
+            Machine::Avx512(exact, products) => match (products, x, layers.bf16()) {
+                (Bf16Products::Dot(dot), Activations::Bf16(x), Some(weights)) => {
+                    layers.product(dot, x, &weights, outs);
                 }
-            }
+                (Bf16Products::Tiles(tiles), Activations::Bf16(x), Some(weights)) => {
+                    layers.product(tiles, x, &weights, outs);
+                }
+                _ => layers.exact(exact, x, outs),
+            },
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::operand::Element;
 
 /// One call.
 pub(crate) struct Call<W> {
-    /// `[step][tokens][part][lane]` or, for tiles, `[unit][tokens][column]`, the tail zero
+    /// `[step][tokens][part][lane]` or, for tiles, `[unit][tokens]`, the tail zero
     pub(super) panel: *const u32,
     pub(super) tokens: usize,
     /// `[rows][elements]`
@@ -27,6 +27,8 @@ pub(crate) struct Call<W> {
     pub(super) after: *const W,
     /// What to ask for that is read later.
     pub(super) ahead: Ahead,
+    /// Whether the weights are multiplied with this panel alone: each time, they come from memory.
+    pub(super) streams: bool,
     /// `[tokens][rows]`
     pub(super) out: *mut f32,
 }

@@ -102,7 +102,7 @@ macro_rules! machine {
             ) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn inner(activation: crate::Activation, gate: &mut [f32], up: &[f32]) {
-                    let round = <$machine as crate::arch::Simd>::ROUNDS;
+                    let round = <$machine as crate::arch::Simd>::UNIT == 2;
                     crate::activation::activate(activation, round, gate, up);
                 }
                 // SAFETY: `self` is proof of the features.

@@ -67,18 +67,14 @@ pub(crate) fn padded_units<M: Simd>(elements: usize) -> usize {
 
 /// Units that a panel of some tokens takes.
 pub(crate) fn panel_units<M: Simd>(tokens: usize, elements: usize) -> usize {
-    padded_units::<M>(elements) * tokens * M::COLUMNS
+    padded_units::<M>(elements) * tokens
 }
 
-/// Where [`pack_dot`] puts a unit of a column of a token that is one of `tokens`.
+/// Where [`pack_dot`] puts a unit of a token that is one of `tokens`.
 #[inline(always)]
-pub(crate) fn place_in_dot<M: Simd>(
-    unit: usize,
-    [token, column]: [usize; 2],
-    tokens: usize,
-) -> usize {
+pub(crate) fn place_in_dot<M: Simd>(unit: usize, token: usize, tokens: usize) -> usize {
     if M::TILES {
-        return (unit * tokens + token) * M::COLUMNS + column;
+        return unit * tokens + token;
     }
     let (step, within) = (unit / (M::LANES * M::PARTS), unit % (M::LANES * M::PARTS));
     let vector = (step * tokens + token) * M::PARTS + within % M::PARTS;
@@ -94,7 +90,7 @@ pub(crate) fn place_in_outer<M: Simd>(unit: usize, padded: usize) -> usize {
     lane * (padded / M::LANES) + step * M::PARTS + within % M::PARTS
 }
 
-/// Packs tokens for [`dot`]: `[step][token][part][lane]`, or `[unit][token][column]` for tiles.
+/// Packs tokens for [`dot`]: `[step][token][part][lane]`, or `[unit][token]` for tiles.
 pub(crate) fn pack_dot<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],
@@ -151,6 +147,7 @@ pub(crate) fn dot<M: Machine + Loads<W>, W: Element>(
             elements,
             after: next.after.map_or(std::ptr::null(), <[W]>::as_ptr),
             ahead: next.ahead(weights.len()),
+            streams: next.panel[1] == 1,
             out: out.as_mut_ptr(),
         });
     }

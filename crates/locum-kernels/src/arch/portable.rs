@@ -17,7 +17,6 @@ unsafe impl Simd for Portable {
     type Vector = [f32; 8];
     const LANES: usize = 8;
     const UNIT: usize = 1;
-    const ROUNDS: bool = false;
     const PARTS: usize = 1;
     const DOT_TOKENS: usize = 4;
     const OUTER_TOKENS: usize = 4;
@@ -80,7 +79,7 @@ unsafe impl Simd for Portable {
     unsafe fn prefetch_second(_: *const u8) {}
 
     #[inline(always)]
-    fn unit(values: [f32; 2], _: usize) -> u32 {
+    fn unit(values: [f32; 2]) -> u32 {
         values[0].to_bits()
     }
 }

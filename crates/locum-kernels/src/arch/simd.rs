@@ -17,11 +17,7 @@ pub(crate) unsafe trait Simd: Copy {
     const LANES: usize;
     /// Elements of a unit.
     const UNIT: usize;
-    /// Columns that a token has in a panel for [`super::dot`], whose sums are added.
-    const COLUMNS: usize = 1;
-    /// Whether activations between an expert's projections are rounded to `bf16`.
-    const ROUNDS: bool;
-    /// Whether [`super::dot`] goes by tiles of a panel `[unit][column]`, in panels that are full first and
+    /// Whether [`super::dot`] goes by tiles: of panels `[unit][token]`, which are full but for the last, and
     /// few rows of weights at a time.
     const TILES: bool = false;
     /// Vectors that a step of weights is taken apart into, elements by turns, for [`super::dot`]: `bf16`
@@ -53,9 +49,8 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn transpose(square: &mut [Self::Vector; 16]);
     /// Asks for a line of memory, into the second cache.
     unsafe fn prefetch_second(line: *const u8);
-    /// A unit of activations, of one of a token's [`COLUMNS`](Self::COLUMNS), from values that
-    /// [`super::activate`] has rounded.
-    fn unit(values: [f32; 2], column: usize) -> u32;
+    /// A unit of activations from values that [`super::activate`] has rounded.
+    fn unit(values: [f32; 2]) -> u32;
 }
 
 /// Loading units from stored numbers.

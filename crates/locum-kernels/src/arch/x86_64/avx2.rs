@@ -28,7 +28,6 @@ unsafe impl Simd for Avx2 {
     type Vector = __m256;
     const LANES: usize = 8;
     const UNIT: usize = 1;
-    const ROUNDS: bool = false;
     const PARTS: usize = 2;
     const DOT_TOKENS: usize = 5;
     const OUTER_TOKENS: usize = 6;
@@ -141,7 +140,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn unit(values: [f32; 2], _: usize) -> u32 {
+    fn unit(values: [f32; 2]) -> u32 {
         values[0].to_bits()
     }
 }

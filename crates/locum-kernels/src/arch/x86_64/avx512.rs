@@ -174,7 +174,6 @@ unsafe fn turns(first: __m512, second: __m512, part: usize) -> __m512 {
 // SAFETY: callers have the features; each function touches the lanes that it names, at any alignment.
 unsafe impl Simd for Avx512 {
     simd!(1, 2, 6);
-    const ROUNDS: bool = false;
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -183,7 +182,7 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn unit(values: [f32; 2], _: usize) -> u32 {
+    fn unit(values: [f32; 2]) -> u32 {
         values[0].to_bits()
     }
 }
@@ -191,7 +190,6 @@ unsafe impl Simd for Avx512 {
 // SAFETY: as above.
 unsafe impl Simd for Avx512Bf16 {
     simd!(2, 1, 6);
-    const ROUNDS: bool = true;
 
     #[inline(always)]
     unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
@@ -207,7 +205,7 @@ unsafe impl Simd for Avx512Bf16 {
     }
 
     #[inline(always)]
-    fn unit(values: [f32; 2], _: usize) -> u32 {
+    fn unit(values: [f32; 2]) -> u32 {
         values[0].to_bits() >> 16 | (values[1].to_bits() & 0xffff_0000)
     }
 }
