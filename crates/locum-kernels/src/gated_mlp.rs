@@ -82,9 +82,9 @@ impl GatedMlp<'_> {
         M: Machine + Loads<f32> + Loads<f16> + Loads<bf16> + Loads<A>,
     {
         let from = match self.down {
-            Weights::F32(_) => <M as Loads<f32>>::PACK_FROM,
-            Weights::F16(_) => <M as Loads<f16>>::PACK_FROM,
-            Weights::Bf16(_) => <M as Loads<bf16>>::PACK_FROM,
+            Weights::F32(_) => Loads::<f32>::pack_from(machine),
+            Weights::F16(_) => Loads::<f16>::pack_from(machine),
+            Weights::Bf16(_) => Loads::<bf16>::pack_from(machine),
         };
         let hidden = match self.gate_up {
             Weights::F32(gate_up) => self.gate_up(machine, x, gate_up, from, routes),
@@ -107,7 +107,7 @@ impl GatedMlp<'_> {
         routes: &Routes,
         results: Results<'_>,
     ) {
-        let hidden = self.gate_up(machine, x, gate_up, <M as Loads<T>>::PACK_FROM, routes);
+        let hidden = self.gate_up(machine, x, gate_up, Loads::<T>::pack_from(machine), routes);
         self.down(machine, &hidden, down, results);
     }
 
@@ -156,7 +156,7 @@ impl GatedMlp<'_> {
             let panels = Panels::new::<M>(
                 expert.active.tokens.len(),
                 hidden,
-                <M as Loads<W>>::PACK_FROM,
+                Loads::<W>::pack_from(machine),
             );
             own.pack(machine, index, &panels, expert.active.tokens, x);
             let matrices = &gate_up[expert.active.row * 2 * intermediate * hidden..];

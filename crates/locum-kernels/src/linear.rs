@@ -115,7 +115,7 @@ impl Linears<'_> {
         if tokens == 0 {
             return outs.iter_mut().for_each(|out| out.fill(0.0));
         }
-        let panels = Panels::new::<M>(tokens, inputs, <M as Loads<W>>::PACK_FROM);
+        let panels = Panels::new::<M>(tokens, inputs, Loads::<W>::pack_from(machine));
         let mut units = vec![0; panels.units::<M>()];
         let places: Vec<_> = panels.iter::<M>().collect();
         let shared = Shared::new(&mut units);

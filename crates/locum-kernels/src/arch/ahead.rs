@@ -41,11 +41,20 @@ impl<'a, W> Next<'a, W> {
         }
     }
 
-    /// This panel's part of what comes later, of which there are so many elements. Nothing where there is
-    /// one panel: memory is read all the time then, in an order that the CPU foresees.
+    /// Whether it is the first panel: what the others read has just been read.
+    pub(super) fn streams(&self) -> bool {
+        self.panel[0] == 0
+    }
+
+    /// This panel's part of what comes later, of which there are so many elements. Nothing for the panel that
+    /// [streams](Self::streams): memory is read all the time then.
     pub(super) fn ahead(&self, elements: usize) -> Ahead {
         let [panel, panels] = self.panel;
-        let later = self.later.filter(|_| panels > 1).unwrap_or_default();
+        if self.streams() {
+            return Ahead::new(&[0u8; 0], 0, 0);
+        }
+        let (panel, panels) = (panel - 1, panels - 1);
+        let later = self.later.unwrap_or_default();
         let later = &later[..elements.min(later.len())];
         let lines = size_of_val(later).div_ceil(Ahead::LINE);
         let first = lines * panel / panels;

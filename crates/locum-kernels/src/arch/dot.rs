@@ -27,7 +27,7 @@ pub(crate) struct Call<W> {
     pub(super) after: *const W,
     /// What to ask for that is read later.
     pub(super) ahead: Ahead,
-    /// Whether the weights are multiplied with this panel alone: each time, they come from memory.
+    /// Whether these weights were not read before: they come from memory.
     pub(super) streams: bool,
     /// `[tokens][rows]`
     pub(super) out: *mut f32,

@@ -147,7 +147,7 @@ pub(crate) fn dot<M: Machine + Loads<W>, W: Element>(
             elements,
             after: next.after.map_or(std::ptr::null(), <[W]>::as_ptr),
             ahead: next.ahead(weights.len()),
-            streams: next.panel[1] == 1,
+            streams: next.streams(),
             out: out.as_mut_ptr(),
         });
     }

@@ -89,7 +89,9 @@ macro_rules! loads {
     ($type:ty, $pack_from:literal) => {
         // SAFETY: the caller has the elements.
         unsafe impl Loads<$type> for Portable {
-            const PACK_FROM: usize = $pack_from;
+            fn pack_from(self) -> usize {
+                $pack_from
+            }
 
             #[inline(always)]
             unsafe fn load_part(elements: *const $type, _: usize) -> [f32; 8] {

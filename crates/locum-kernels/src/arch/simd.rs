@@ -61,7 +61,7 @@ pub(crate) unsafe trait Simd: Copy {
 pub(crate) unsafe trait Loads<T: Element>: Simd {
     /// From this many tokens on, packing weights of this type for [`super::outer`] pays: what
     /// [`super::dot`] does to widen them is done once then, and not for each panel.
-    const PACK_FROM: usize;
+    fn pack_from(self) -> usize;
 
     /// One of the [`PARTS`](Simd::PARTS) of `LANES · UNIT · PARTS` elements at any alignment.
     unsafe fn load_part(elements: *const T, part: usize) -> Self::Vector;

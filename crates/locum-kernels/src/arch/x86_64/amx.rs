@@ -80,7 +80,9 @@ unsafe impl Simd for Amx {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Amx {
-    const PACK_FROM: usize = usize::MAX;
+    fn pack_from(self) -> usize {
+        usize::MAX
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, _: usize) -> __m512 {

@@ -167,7 +167,9 @@ unsafe fn turns(first: __m256, second: __m256, part: usize) -> __m256 {
 
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx2 {
-    const PACK_FROM: usize = 19;
+    fn pack_from(self) -> usize {
+        19
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const f32, part: usize) -> __m256 {
@@ -187,7 +189,9 @@ unsafe impl Loads<f32> for Avx2 {
 
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx2 {
-    const PACK_FROM: usize = 19;
+    fn pack_from(self) -> usize {
+        19
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const f16, part: usize) -> __m256 {
@@ -207,7 +211,9 @@ unsafe impl Loads<f16> for Avx2 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx2 {
-    const PACK_FROM: usize = 49;
+    fn pack_from(self) -> usize {
+        49
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, part: usize) -> __m256 {

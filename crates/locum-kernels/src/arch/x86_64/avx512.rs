@@ -9,7 +9,10 @@ use crate::arch::simd::{Loads, Simd};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    /// [`Loads::pack_from`] of `bf16` weights.
+    pack_bf16_from: usize,
+}
 
 impl Avx512 {
     /// If this CPU has it.
@@ -18,7 +21,10 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
-        found.then_some(Self(()))
+        // On AMD's CPUs, widening costs nothing beside products. On Intel's, both need the same ports.
+        let intel = __cpuid(0).ebx.to_ne_bytes() == *b"Genu";
+        let pack_bf16_from = if intel { 97 } else { usize::MAX };
+        found.then_some(Self { pack_bf16_from })
     }
 }
 
@@ -212,7 +218,9 @@ unsafe impl Simd for Avx512Bf16 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512Bf16 {
-    const PACK_FROM: usize = usize::MAX;
+    fn pack_from(self) -> usize {
+        usize::MAX
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, _: usize) -> __m512 {
@@ -229,7 +237,9 @@ unsafe impl Loads<bf16> for Avx512Bf16 {
 
 // SAFETY: as above.
 unsafe impl Loads<f32> for Avx512 {
-    const PACK_FROM: usize = 19;
+    fn pack_from(self) -> usize {
+        19
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const f32, part: usize) -> __m512 {
@@ -249,7 +259,9 @@ unsafe impl Loads<f32> for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Loads<f16> for Avx512 {
-    const PACK_FROM: usize = 19;
+    fn pack_from(self) -> usize {
+        19
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const f16, part: usize) -> __m512 {
@@ -269,7 +281,9 @@ unsafe impl Loads<f16> for Avx512 {
 
 // SAFETY: as above.
 unsafe impl Loads<bf16> for Avx512 {
-    const PACK_FROM: usize = usize::MAX;
+    fn pack_from(self) -> usize {
+        self.pack_bf16_from
+    }
 
     #[inline(always)]
     unsafe fn load_part(elements: *const bf16, part: usize) -> __m512 {
