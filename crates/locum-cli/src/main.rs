@@ -33,7 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
     name = "locum",
     version,
     about = "Run and make mixture-of-experts models whose pruned experts are constants",
-    after_help = "Examples:\n  locum generate --prompt \"The Lord said unto\"\n  locum inspect\n\nTo prune a model:\n  locum calibrate MODEL --text calib.txt --out stats.safetensors\n  locum prune MODEL --stats stats.safetensors --ratio 0.25 --out PRUNED\n  locum eval PRUNED --text heldout.txt --against MODEL\n  locum report PRUNED --out report.html\n\nEnvironment:\n  LOCUM_MODEL  the model directory where --model is not given\n  LOCUM_CPU    the CPU kernels: portable, avx2 or avx512 (default: the best that there are)\n  LOCUM_LOG    what is logged: error, warn (default), info, debug, trace"
+    after_help = "Examples:\n  locum generate --prompt \"The Lord said unto\"\n  locum inspect\n\nTo prune a model:\n  locum calibrate MODEL --text calib.txt --out stats.safetensors\n  locum prune MODEL --stats stats.safetensors --ratio 0.25 --out PRUNED\n  locum eval PRUNED --text heldout.txt --against MODEL\n  locum report PRUNED --out report.html\n\nEnvironment:\n  LOCUM_MODEL  the model directory where --model is not given\n  LOCUM_CPU    the CPU kernels: portable, avx2, avx512 or amx (default: the best that there are)\n  LOCUM_LOG    what is logged: error, warn (default), info, debug, trace"
 )]
 struct Arguments {
     #[command(subcommand)]

@@ -27,7 +27,8 @@
 //!
 //! `f32` activations are exact: weights are widened, products and sums are `f32`.
 //!
-//! `bf16` activations with `bf16` weights use the CPU's `bf16` dot products where it has them. Inputs
+//! `bf16` activations with `bf16` weights use the CPU's `bf16` dot products where it has them, in vectors
+//! (AVX-512) or, many times faster, in tiles (AMX, on Linux). Inputs
 //! are exact then too, but the activations between an expert's projections are rounded to `bf16`: each
 //! by a relative error of at most 2⁻⁹, so that a result moves by at most 2⁻⁹ of the sum of its
 //! products' magnitudes, and by about √k of the terms' 2⁻⁹ in practice. The instruction takes

@@ -121,6 +121,21 @@ impl Variant {
         }
     }
 
+    /// What multiplies activations by `bf16` weights, with activations of `bf16` or of `f32`: where that is
+    /// the same, so are results. (AMX has no products of `f32`.)
+    #[must_use]
+    pub fn products(&self, bf16: bool) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Bf16Products::Dot(_)) if bf16 => "avx512 with bf16 products",
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(_, Bf16Products::Tiles(_)) if bf16 => "amx with bf16 products",
+            #[cfg(target_arch = "x86_64")]
+            Machine::Avx512(..) => "avx512",
+            _ => self.name(),
+        }
+    }
+
     /// Multiplies and adds in registers only, and gives how many floating-point operations that
     /// was: what benchmarks measure products with `bf16` weights against, of `bf16` or of `f32` activations.
     #[must_use]

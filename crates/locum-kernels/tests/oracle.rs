@@ -527,3 +527,43 @@ fn type_of_weights_does_not_change_results() {
         }
     }
 }
+
+#[test]
+fn long_sums_are_right_in_every_variant() {
+    for (tokens, inputs, outputs) in [(33, 513, 70), (70, 1100, 33), (150, 1030, 17)] {
+        for bf16_activations in [false, true] {
+            let values = numbers(3, tokens * inputs);
+            let stored = |values: &[f32]| Stored::new(2 * usize::from(bf16_activations), values);
+            let x = stored(&values);
+            let weights = Stored::new(2, &numbers(4, outputs * inputs));
+            let linear = Linear {
+                inputs,
+                outputs,
+                weights: weights.weights(),
+            };
+            let (exact_x, exact_w) = (x.values(), weights.values());
+            let exact: Vec<Exact> = (0..tokens * outputs)
+                .map(|i| {
+                    let x = &exact_x[i / outputs * inputs..][..inputs];
+                    dot(x, &exact_w[i % outputs * inputs..][..inputs])
+                })
+                .collect();
+            let mut by_products = std::collections::BTreeMap::new();
+            for variant in Variant::available() {
+                let run = |x: &Stored, tokens| {
+                    let mut out = vec![f32::NAN; tokens * outputs];
+                    variant.linear(&linear, x.activations(), &mut out).unwrap();
+                    out
+                };
+                let out = run(&x, tokens);
+                assert_close(&out, &exact, 1e-6, variant.name());
+                let last = run(&stored(&values[(tokens - 1) * inputs..]), 1);
+                assert!(last == out[(tokens - 1) * outputs..], "{}", variant.name());
+                // What multiplies alike gives the same, bit by bit.
+                let products = variant.products(bf16_activations);
+                let first = by_products.entry(products).or_insert_with(|| out.clone());
+                assert!(*first == out, "{products}, {}", variant.name());
+            }
+        }
+    }
+}

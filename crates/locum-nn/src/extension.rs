@@ -115,12 +115,8 @@ pub fn cpu_variant() -> Result<&'static str, KernelError> {
 pub fn kernels(device: &Device, activations: DType) -> String {
     match Variant::detect() {
         Ok(variant) if *device == Device::flex() => {
-            let products = activations == DType::BF16 && variant.has_bf16_products();
-            let products = if products { " with bf16 products" } else { "" };
-            format!(
-                "{}{products}, order of sums {ORDER_OF_SUMS}",
-                variant.name()
-            )
+            let products = variant.products(activations == DType::BF16);
+            format!("{products}, order of sums {ORDER_OF_SUMS}")
         }
         _ => format!("{device:?}, order of sums {ORDER_OF_SUMS}"),
     }
