@@ -11,6 +11,7 @@ use crate::activation::exp;
 use crate::arch::{self, Ahead, Loads, Machine, Next, Terms};
 use crate::operand::Element;
 use crate::shared::Shared;
+use crate::units::Units;
 use crate::{Activations, KernelError, tasks};
 
 /// Queries, keys or values: `[heads, tokens, elements]`, each head's elements side by side.
@@ -124,15 +125,15 @@ impl Attention<'_> {
 #[derive(Default)]
 struct Scratch {
     /// `[panel][head][query]`
-    queries: Vec<u32>,
+    queries: Units,
     /// `[head][2 · LANES keys]`
-    keys: Vec<u32>,
+    keys: Units,
     /// `[query][KEYS]`
     scores: Vec<f32>,
     /// `[panel][key][query]`
-    weights: Vec<u32>,
+    weights: Units,
     /// `[key][2 · LANES]`
-    values: Vec<u32>,
+    values: Units,
     left: Vec<f32>,
     right: Vec<f32>,
     /// Weighted values so far, `[query][size]`, whole tiles.
@@ -213,13 +214,13 @@ impl<'a> Block<'a> {
         let panel_units = arch::panel_units::<M>(M::OUTER_TOKENS, of.head);
         resize(&mut scratch.scores, self.rows * KEYS);
         if self.direct {
-            resize(&mut scratch.weights, self.rows * KEYS);
+            scratch.weights.grow(self.rows * KEYS);
             self.pack_dot(machine, &mut scratch.queries);
         } else {
-            resize(&mut scratch.queries, PANELS * panel_units);
-            resize(&mut scratch.keys, arch::padded_units::<M>(of.head) * width);
-            resize(&mut scratch.weights, PANELS * KEYS * M::OUTER_TOKENS);
-            resize(&mut scratch.values, KEYS * width);
+            scratch.queries.grow(PANELS * panel_units);
+            scratch.keys.grow(arch::padded_units::<M>(of.head) * width);
+            scratch.weights.grow(PANELS * KEYS * M::OUTER_TOKENS);
+            scratch.values.grow(KEYS * width);
             resize(&mut scratch.left, M::OUTER_TOKENS * M::LANES);
             resize(&mut scratch.right, M::OUTER_TOKENS * M::LANES);
         }
@@ -267,12 +268,12 @@ impl<'a> Block<'a> {
     }
 
     /// Packs all queries for [`arch::dot`].
-    fn pack_dot<M>(&self, machine: M, panel: &mut Vec<u32>)
+    fn pack_dot<M>(&self, machine: M, panel: &mut Units)
     where
         M: Machine + Loads<f32> + Loads<bf16>,
     {
         let of = self.of;
-        resize(panel, arch::panel_units::<M>(self.rows, of.head));
+        panel.grow(arch::panel_units::<M>(self.rows, of.head));
         let starts = (0..self.rows).map(|row| {
             self.head(row) * of.queries.head_stride + self.token(row) * of.queries.token_stride
         });

@@ -11,6 +11,7 @@ use crate::panels::{Panel, Panels};
 use crate::product::{self, Scratch};
 use crate::routes::Active;
 use crate::shared::Shared;
+use crate::units::Units;
 use crate::{Activation, Activations, KernelError, Routes, Weights, tasks};
 
 /// The packed weights of experts, in the layout that records have.
@@ -318,7 +319,7 @@ impl<'r> Intermediate<'r> {
 struct Own {
     scratch: Scratch,
     packed: Option<usize>,
-    units: Vec<u32>,
+    units: Units,
 }
 
 impl Own {
@@ -334,10 +335,7 @@ impl Own {
             return;
         }
         let elements = panels.elements;
-        let length = panels.units::<M>();
-        if self.units.len() < length {
-            self.units.resize(length, 0);
-        }
+        self.units.grow(panels.units::<M>());
         for panel in panels.iter::<M>() {
             let mut rows: [&[A]; 32] = [&[]; 32];
             let tokens = &tokens[panel.tokens];

@@ -3,24 +3,23 @@
 
 use std::cell::Cell;
 
+use crate::units::Units;
+
 thread_local! {
-    static KEPT: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    static KEPT: Cell<Units> = Cell::default();
 }
 
 /// So many units are kept at most.
 const MOST: usize = 1 << 18;
 
 /// Units with any content, given back where this is dropped.
-pub(crate) struct Kept(Vec<u32>);
+pub(crate) struct Kept(Units);
 
 impl Kept {
     /// At least so many.
     pub(crate) fn new(length: usize) -> Self {
         let mut units = KEPT.take();
-        if units.len() < length {
-            units.clear();
-            units.resize(length, 0);
-        }
+        units.grow(length);
         Self(units)
     }
 }

@@ -60,6 +60,7 @@ mod rotary;
 mod routes;
 mod shared;
 mod tasks;
+mod units;
 mod variant;
 
 /// Which order sums have: raised with every change after which a kernel of the same variant adds up the same

@@ -9,6 +9,7 @@ use crate::operand::Element;
 use crate::panels::Panels;
 use crate::product::{self, Scratch};
 use crate::shared::Shared;
+use crate::units::Units;
 use crate::{Activations, KernelError, Weights, tasks};
 
 /// A matrix in the checkpoint's layout.
@@ -116,7 +117,7 @@ impl Linears<'_> {
             return outs.iter_mut().for_each(|out| out.fill(0.0));
         }
         let panels = Panels::new::<M>(tokens, inputs, Loads::<W>::pack_from(machine));
-        let mut units = vec![0; panels.units::<M>()];
+        let mut units = Units::new(panels.units::<M>());
         let places: Vec<_> = panels.iter::<M>().collect();
         let shared = Shared::new(&mut units);
         tasks::run(places.len(), tokens * inputs, |(): &mut (), task| {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::arch::{self, Ahead, Loads, Machine, Next, Terms};
 use crate::operand::Element;
 use crate::panels::{Form, Panels};
+use crate::units::Units;
 
 /// Rows of weights that [`arch::dot`] gets at a time: with tiles, those that come next wait beside them in
 /// the second cache.
@@ -16,7 +17,7 @@ const fn dot_rows<M: Machine>() -> usize {
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// Packed weights.
-    weights: Vec<u32>,
+    weights: Units,
     left: Vec<f32>,
     right: Vec<f32>,
 }
@@ -188,9 +189,7 @@ fn tile_columns<M: Machine + Loads<W>, W: Element>(
     let k = panels.elements;
     let units_of_row = arch::padded_units::<M>(k);
     let width = 2 * M::LANES;
-    if scratch.weights.len() < units_of_row * width {
-        scratch.weights.resize(units_of_row * width, 0);
-    }
+    scratch.weights.grow(units_of_row * width);
     scratch.sides(M::OUTER_TOKENS * M::LANES);
     for (side, weights) in sides.into_iter().enumerate() {
         let mut rows: [&[W]; 16] = [&[]; 16];
