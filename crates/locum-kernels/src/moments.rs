@@ -3,36 +3,82 @@
 /// Channels that are summed side by side.
 const LANES: usize = 8;
 
-/// Sums of vectors and of their multiples, by channel.
+/// Vectors that are added while a channel's sums are in registers.
+const TOGETHER: usize = 4;
+
+/// Sums of vectors and of their multiples, by channel, and what is known of each vector.
 #[derive(Debug)]
 pub struct Moments<'a> {
     /// `Σ y`
     pub sums: &'a mut [f64],
     /// `Σ factor · y`
     pub weighted_sums: &'a mut [f64],
+    /// `‖y‖²` of each.
+    pub squared_norms: &'a mut [f64],
 }
 
-/// Adds a vector, and gives `‖y‖²`; each sum in the same order on every machine.
+/// Adds vectors one after the other; each sum in the same order on every machine.
 #[inline(always)]
-pub(crate) fn add(moments: Moments<'_>, factor: f64, y: &[f32]) -> f64 {
-    let (sums, rest_of_sums) = moments.sums.as_chunks_mut::<LANES>();
-    let (weighted, rest_of_weighted) = moments.weighted_sums.as_chunks_mut::<LANES>();
-    let (chunks, rest) = y.as_chunks::<LANES>();
-    let mut squares = [0.0f64; LANES];
-    for ((y, sums), weighted) in chunks.iter().zip(sums).zip(weighted) {
-        for lane in 0..LANES {
-            let y = f64::from(y[lane]);
-            sums[lane] += y;
-            weighted[lane] += factor * y;
-            squares[lane] += y * y;
+pub(crate) fn add(moments: Moments<'_>, factors: &[f64], vectors: &[f32]) {
+    let Moments {
+        sums,
+        weighted_sums,
+        squared_norms,
+    } = moments;
+    let channels = sums.len().min(weighted_sums.len());
+    let (sums, weighted_sums) = (&mut sums[..channels], &mut weighted_sums[..channels]);
+    let count = factors.len().min(squared_norms.len());
+    let count = count.min(vectors.len().checked_div(channels).unwrap_or(count));
+    let row = |index: usize| &vectors[index * channels..(index + 1) * channels];
+    let (fours, rest) = factors[..count].as_chunks::<TOGETHER>();
+    for (four, factors) in fours.iter().enumerate() {
+        let first = four * TOGETHER;
+        let rows = std::array::from_fn(|index| row(first + index));
+        let norms = add_some(sums, weighted_sums, factors, rows);
+        squared_norms[first..first + TOGETHER].copy_from_slice(&norms);
+    }
+    for (index, &factor) in (fours.len() * TOGETHER..).zip(rest) {
+        [squared_norms[index]] = add_some(sums, weighted_sums, &[factor], [row(index)]);
+    }
+}
+
+/// Gives the squared norms.
+#[inline(always)]
+fn add_some<const N: usize>(
+    sums: &mut [f64],
+    weighted_sums: &mut [f64],
+    factors: &[f64; N],
+    rows: [&[f32]; N],
+) -> [f64; N] {
+    let (chunks, rest) = sums.as_chunks_mut::<LANES>();
+    let (weighted, rest_of_weighted) = weighted_sums.as_chunks_mut::<LANES>();
+    let rows = rows.map(|row| row.as_chunks::<LANES>());
+    let whole = rows.map(|(chunks, _)| chunks);
+    let mut squares = [[0.0f64; LANES]; N];
+    for (index, (sums, weighted)) in chunks.iter_mut().zip(weighted).enumerate() {
+        // In registers while vectors are added.
+        let (mut of_sums, mut of_weighted) = (*sums, *weighted);
+        for row in 0..N {
+            let y = whole[row][index].map(f64::from);
+            for lane in 0..LANES {
+                of_sums[lane] += y[lane];
+            }
+            for lane in 0..LANES {
+                of_weighted[lane] += factors[row] * y[lane];
+            }
+            for lane in 0..LANES {
+                squares[row][lane] += y[lane] * y[lane];
+            }
+        }
+        (*sums, *weighted) = (of_sums, of_weighted);
+    }
+    for (lane, (sum, weighted)) in rest.iter_mut().zip(rest_of_weighted).enumerate() {
+        for row in 0..N {
+            let y = f64::from(rows[row].1[lane]);
+            *sum += y;
+            *weighted += factors[row] * y;
+            squares[row][lane] += y * y;
         }
     }
-    let rest = rest.iter().zip(rest_of_sums).zip(rest_of_weighted);
-    for (lane, ((&y, sum), weighted)) in rest.enumerate() {
-        let y = f64::from(y);
-        *sum += y;
-        *weighted += factor * y;
-        squares[lane] += y * y;
-    }
-    squares.iter().sum()
+    squares.map(|squares| squares.iter().sum())
 }

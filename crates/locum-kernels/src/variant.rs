@@ -336,20 +336,20 @@ impl Variant {
         }
     }
 
-    /// Adds a vector to sums by channel, and its multiple to others, as far as the shortest of the three
-    /// goes; gives `‖y‖²`. The result is the same in every variant, bit by bit.
+    /// Adds vectors to sums by channel, and their multiples to others, one after the other, and gives their
+    /// squared norms: as many as there are vectors, factors and norms. Results are the same in every variant,
+    /// bit by bit, and however many vectors are added at a time.
     ///
     /// # Shapes
     ///
-    /// `y` and both sums `[channels]`.
-    #[must_use]
-    pub fn add_moments(self, moments: Moments<'_>, factor: f64, y: &[f32]) -> f64 {
+    /// Sums `[channels]`, `vectors` `[vectors, channels]`, a factor and a squared norm for each.
+    pub fn add_moments(self, moments: Moments<'_>, factors: &[f64], vectors: &[f32]) {
         match self.0 {
-            Machine::Portable(machine) => arch::add_moments(machine, moments, factor, y),
+            Machine::Portable(machine) => arch::add_moments(machine, moments, factors, vectors),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx2(machine) => arch::add_moments(machine, moments, factor, y),
+            Machine::Avx2(machine) => arch::add_moments(machine, moments, factors, vectors),
             #[cfg(target_arch = "x86_64")]
-            Machine::Avx512(exact, _) => arch::add_moments(exact, moments, factor, y),
+            Machine::Avx512(exact, _) => arch::add_moments(exact, moments, factors, vectors),
         }
     }
 

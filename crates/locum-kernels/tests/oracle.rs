@@ -379,28 +379,45 @@ proptest! {
     }
 
     #[test]
-    fn moments_are_the_same_in_every_variant(channels in 0usize..=70, seed in 0u64..1000) {
-        let first = numbers(seed, channels);
-        let vectors = [first.clone(), numbers(seed + 1, channels)];
-        for variant in Variant::available() {
-            let mut sums = vec![0.0; channels];
-            let mut weighted_sums = vec![0.0; channels];
-            let squares = vectors.each_ref().map(|y| {
-                let (sums, weighted_sums) = (&mut sums, &mut weighted_sums);
-                variant.add_moments(Moments { sums, weighted_sums }, 0.3, y)
-            });
-            for channel in 0..channels {
-                let [a, b] = vectors.each_ref().map(|y| f64::from(y[channel]));
-                prop_assert_eq!(sums[channel], a + b);
-                prop_assert_eq!(weighted_sums[channel], 0.3 * a + 0.3 * b);
+    fn moments_are_the_same_in_every_variant(
+        channels in 0usize..=70, vectors in 0usize..=11, seed in 0u64..1000,
+    ) {
+        let y = numbers(seed, vectors * channels);
+        let factors: Vec<f64> = (0..vectors).map(|v| 0.3 + v as f64 / 7.0).collect();
+        // One vector after the other, and all of them at a time.
+        let run = |variant: Variant, at_a_time: usize| {
+            let (mut sums, mut weighted_sums) = (vec![0.0; channels], vec![0.0; channels]);
+            let mut squared_norms = vec![f64::NAN; vectors];
+            for start in (0..vectors).step_by(at_a_time) {
+                let end = vectors.min(start + at_a_time);
+                let moments = Moments {
+                    sums: &mut sums,
+                    weighted_sums: &mut weighted_sums,
+                    squared_norms: &mut squared_norms[start..end],
+                };
+                let y = &y[start * channels..end * channels];
+                variant.add_moments(moments, &factors[start..end], y);
             }
-            let exact: f64 = first.iter().map(|&y| f64::from(y) * f64::from(y)).sum();
-            prop_assert!((squares[0] - exact).abs() <= 1e-14 * exact, "{}", variant.name());
-            let portable = Variant::named("portable").unwrap();
-            let (mut a, mut b) = (vec![0.0; channels], vec![0.0; channels]);
-            let moments = Moments { sums: &mut a, weighted_sums: &mut b };
-            let expected = portable.add_moments(moments, 0.3, &first);
-            prop_assert_eq!(squares[0].to_bits(), expected.to_bits(), "{}", variant.name());
+            [sums, weighted_sums, squared_norms]
+        };
+        let [portable, rest @ ..] = [1, 11].map(|n| run(Variant::named("portable").unwrap(), n));
+        for (channel, (sum, weighted)) in portable[0].iter().zip(&portable[1]).enumerate() {
+            let of_channel = || (0..vectors).map(|v| f64::from(y[v * channels + channel]));
+            prop_assert_eq!(*sum, of_channel().fold(0.0, |sum, y| sum + y));
+            let terms = of_channel().zip(&factors).map(|(y, factor)| factor * y);
+            prop_assert_eq!(*weighted, terms.fold(0.0, |sum, term| sum + term));
+        }
+        for (squared, y) in portable[2].iter().zip(y.chunks(channels.max(1))) {
+            let exact: f64 = y.iter().map(|&y| f64::from(y) * f64::from(y)).sum();
+            prop_assert!((squared - exact).abs() <= 1e-14 * exact);
+        }
+        let all = Variant::available().into_iter();
+        let all = all.flat_map(|variant| [run(variant, 1), run(variant, 11)]);
+        for found in rest.into_iter().chain(all) {
+            for (found, expected) in found.iter().zip(&portable) {
+                let bits = |values: &[f64]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(found), bits(expected));
+            }
         }
     }
 

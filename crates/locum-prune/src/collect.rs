@@ -7,7 +7,7 @@
 use locum_kernels::{Moments, Variant};
 use locum_models::ModelError;
 use locum_nn::{ExpertObserver, ExpertOutputs, Observation};
-use locum_substitution::Route;
+use locum_substitution::{Route, TokenWeight};
 use rayon::prelude::*;
 
 use crate::PruneError;
@@ -162,9 +162,7 @@ fn count_retained(
         sums.clear();
         let (of_sequence, rest) = values.split_at(routes.len() * hidden);
         values = rest;
-        for (route, y) in routes.iter().zip(of_sequence.chunks_exact(hidden)) {
-            sums.add(variant, route.weight, y);
-        }
+        sums.add(variant, routes, of_sequence);
         total.tokens += routes.len() as u64;
         sums.add_to(total)
             .map_err(|unusable| (routes[0].token / length, unusable))?;
@@ -177,6 +175,9 @@ struct SequenceSums {
     scalars: [f64; SCALARS],
     output: Vec<f64>,
     weighted_output: Vec<f64>,
+    /// Of the routes that are added.
+    squared_weights: Vec<f64>,
+    squared_norms: Vec<f64>,
 }
 
 impl SequenceSums {
@@ -185,6 +186,8 @@ impl SequenceSums {
             scalars: [0.0; SCALARS],
             output: vec![0.0; hidden],
             weighted_output: vec![0.0; hidden],
+            squared_weights: Vec::new(),
+            squared_norms: Vec::new(),
         }
     }
 
@@ -194,26 +197,34 @@ impl SequenceSums {
         self.weighted_output.fill(0.0);
     }
 
-    /// Adds one token's.
-    fn add(&mut self, variant: Variant, weight: f32, y: &[f32]) {
-        let weight = f64::from(weight);
-        let squared_weight = weight * weight;
+    /// Adds those of some routes, one after the other.
+    fn add(&mut self, variant: Variant, routes: &[TokenWeight], outputs: &[f32]) {
+        let weight_of = |route: &TokenWeight| f64::from(route.weight);
+        let squared = |weight: f64| weight * weight;
+        self.squared_weights.clear();
+        let weights = routes.iter().map(weight_of);
+        self.squared_weights.extend(weights.map(squared));
+        self.squared_norms.resize(routes.len(), 0.0);
         let moments = Moments {
             sums: &mut self.output,
             weighted_sums: &mut self.weighted_output,
+            squared_norms: &mut self.squared_norms,
         };
-        let squared_norm = variant.add_moments(moments, squared_weight, y);
-        let norm = squared_norm.sqrt();
-        let terms = [
-            weight,
-            squared_weight,
-            norm,
-            weight * norm,
-            squared_norm,
-            squared_weight * squared_norm,
-        ];
-        for (sum, term) in self.scalars.iter_mut().zip(terms) {
-            *sum += term;
+        variant.add_moments(moments, &self.squared_weights, outputs);
+        for (route, &squared_norm) in routes.iter().zip(&self.squared_norms) {
+            let weight = weight_of(route);
+            let norm = squared_norm.sqrt();
+            let terms = [
+                weight,
+                squared(weight),
+                norm,
+                weight * norm,
+                squared_norm,
+                squared(weight) * squared_norm,
+            ];
+            for (sum, term) in self.scalars.iter_mut().zip(terms) {
+                *sum += term;
+            }
         }
     }
 

@@ -135,15 +135,15 @@ macro_rules! machine {
             unsafe fn add_moments(
                 self,
                 moments: crate::Moments<'_>,
-                factor: f64,
-                y: &[f32],
-            ) -> f64 {
+                factors: &[f64],
+                vectors: &[f32],
+            ) {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn inner(moments: crate::Moments<'_>, factor: f64, y: &[f32]) -> f64 {
-                    crate::moments::add(moments, factor, y)
+                unsafe fn inner(moments: crate::Moments<'_>, factors: &[f64], vectors: &[f32]) {
+                    crate::moments::add(moments, factors, vectors);
                 }
                 // SAFETY: `self` is proof of the features.
-                unsafe { inner(moments, factor, y) }
+                unsafe { inner(moments, factors, vectors) }
             }
 
             #[inline]

@@ -49,7 +49,7 @@ pub(crate) unsafe trait Machine: Simd + Send + Sync + 'static {
     unsafe fn peak(self, rounds: usize) -> f32;
     unsafe fn read(self, memory: &[f32]) -> f32;
     unsafe fn accumulate(self, weight: f32, values: &[f32], sums: &mut [f32]);
-    unsafe fn add_moments(self, moments: Moments<'_>, factor: f64, y: &[f32]) -> f64;
+    unsafe fn add_moments(self, moments: Moments<'_>, factors: &[f64], vectors: &[f32]);
     unsafe fn rescale(self, factor: f32, sums: &mut [f32], values: &[f32]);
     unsafe fn weigh(self, scores: &mut [f32], scale: f32, largest: &mut f32) -> f32;
     unsafe fn widen<T: Element>(self, from: &[T], to: &mut [f32]);
@@ -257,11 +257,11 @@ pub(crate) fn accumulate<M: Machine>(machine: M, weight: f32, values: &[f32], su
 pub(crate) fn add_moments<M: Machine>(
     machine: M,
     moments: Moments<'_>,
-    factor: f64,
-    y: &[f32],
-) -> f64 {
+    factors: &[f64],
+    vectors: &[f32],
+) {
     // SAFETY: the machine has its features.
-    unsafe { machine.add_moments(moments, factor, y) }
+    unsafe { machine.add_moments(moments, factors, vectors) }
 }
 
 /// `sums ← factor · sums + values`.
