@@ -31,8 +31,8 @@
 //! (AVX-512) or, many times faster, in tiles (AMX, on Linux). Inputs
 //! are exact then too, but the activations between an expert's projections are rounded to `bf16`: each
 //! by a relative error of at most 2⁻⁹, so that a result moves by at most 2⁻⁹ of the sum of its
-//! products' magnitudes, and by about √k of the terms' 2⁻⁹ in practice. The instruction takes
-//! subnormal numbers as zero, and rounds each sum to the nearest.
+//! products' magnitudes, and by about √k of the terms' 2⁻⁹ in practice. The instructions take
+//! subnormal numbers as zero, and round each sum to the nearest.
 //! Variants without those dot products keep these activations in `f32`.
 //!
 //! # Order of sums
@@ -40,7 +40,7 @@
 //! Work is divided among the threads of the current rayon pool by columns of the output, never
 //! within a sum: results do not depend on the number of threads. Nor do a token's results depend on
 //! which and how many other tokens are computed with it: dot products, for few, and outer products,
-//! for many, add up in one order. They do depend on the variant.
+//! for many (where weights are packed for them), add up in one order. They do depend on the variant.
 #![deny(missing_docs)]
 
 mod activation;

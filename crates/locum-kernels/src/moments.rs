@@ -13,7 +13,7 @@ pub struct Moments<'a> {
     pub sums: &'a mut [f64],
     /// `Σ factor · y`
     pub weighted_sums: &'a mut [f64],
-    /// `‖y‖²` of each.
+    /// `‖y‖²` of each, which takes the place of what is there.
     pub squared_norms: &'a mut [f64],
 }
 
@@ -25,11 +25,11 @@ pub(crate) fn add(moments: Moments<'_>, factors: &[f64], vectors: &[f32]) {
         weighted_sums,
         squared_norms,
     } = moments;
-    let channels = sums.len().min(weighted_sums.len());
+    let stride = vectors.len().checked_div(factors.len()).unwrap_or(0);
+    let channels = stride.min(sums.len()).min(weighted_sums.len());
     let (sums, weighted_sums) = (&mut sums[..channels], &mut weighted_sums[..channels]);
     let count = factors.len().min(squared_norms.len());
-    let count = count.min(vectors.len().checked_div(channels).unwrap_or(count));
-    let row = |index: usize| &vectors[index * channels..(index + 1) * channels];
+    let row = |index: usize| &vectors[index * stride..][..channels];
     let (fours, rest) = factors[..count].as_chunks::<TOGETHER>();
     for (four, factors) in fours.iter().enumerate() {
         let first = four * TOGETHER;

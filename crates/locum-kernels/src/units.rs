@@ -23,13 +23,13 @@ impl Units {
         units
     }
 
-    /// Makes room for at least so many.
+    /// Makes room for at least so many, in whose place there may be anything.
     pub(crate) fn grow(&mut self, length: usize) {
         let lines = length.div_ceil(Line::UNITS);
         if self.0.len() < lines {
-            // What is there is not needed, and so not copied.
-            self.0.clear();
-            self.0.resize(lines, Line([0; Line::UNITS]));
+            // What is there is not needed: it goes before there is more.
+            self.0 = Vec::new();
+            self.0 = vec![Line([0; Line::UNITS]); lines];
         }
     }
 }

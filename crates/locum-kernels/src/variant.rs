@@ -44,25 +44,30 @@ enum Bf16Products {
 }
 
 impl Variant {
-    /// The variants that this machine has, the fastest first.
+    /// The variants that this machine has, those with the most instructions first.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        let mut available = Vec::new();
+        Self::found(true)
+    }
+
+    /// Looking for tiles asks the system to let this process use them.
+    fn found(#[allow(unused)] tiles: bool) -> Vec<Self> {
+        let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(exact) = Avx512::detect() {
-                let tiles = Amx::detect().map(Bf16Products::Tiles);
+                let tiles = tiles.then(Amx::detect).flatten().map(Bf16Products::Tiles);
                 let dot = Avx512Bf16::detect().map_or(Bf16Products::Exact, Bf16Products::Dot);
                 let avx512 = tiles.into_iter().chain([dot]);
-                available.extend(avx512.map(|products| Self(Machine::Avx512(exact, products))));
+                found.extend(avx512.map(|products| Self(Machine::Avx512(exact, products))));
             }
-            available.extend(Avx2::detect().map(Machine::Avx2).map(Self));
+            found.extend(Avx2::detect().map(Machine::Avx2).map(Self));
         }
-        available.push(Self(Machine::Portable(Portable)));
-        available
+        found.push(Self(Machine::Portable(Portable)));
+        found
     }
 
-    /// The fastest variant, or the one that `LOCUM_CPU` names (`portable`, `avx2`, `avx512`, `amx`);
+    /// The first of the [available](Self::available) variants, or the one that `LOCUM_CPU` names (`portable`, `avx2`, `avx512`, `amx`);
     /// decided once.
     ///
     /// # Errors
@@ -86,14 +91,12 @@ impl Variant {
     ///
     /// [`KernelError::Variant`] where this machine has none of that name.
     pub fn named(name: &str) -> Result<Self, KernelError> {
-        let available = Self::available();
-        available
-            .iter()
+        Self::found(name == "amx")
+            .into_iter()
             .find(|variant| variant.name() == name)
-            .copied()
             .ok_or_else(|| KernelError::Variant {
                 found: name.to_owned(),
-                available: available.iter().map(Self::name).collect(),
+                available: Self::available().iter().map(Self::name).collect(),
             })
     }
 
@@ -337,8 +340,8 @@ impl Variant {
     }
 
     /// Adds vectors to sums by channel, and their multiples to others, one after the other, and gives their
-    /// squared norms: as many as there are vectors, factors and norms. Results are the same in every variant,
-    /// bit by bit, and however many vectors are added at a time.
+    /// squared norms: as many of each as there are of the others. Results are the same in every variant, bit
+    /// by bit, and however many vectors are added at a time.
     ///
     /// # Shapes
     ///

@@ -46,7 +46,7 @@ impl<'a, W> Next<'a, W> {
         self.panel[0] == 0
     }
 
-    /// This panel's part of what comes later, of which there are so many elements. Nothing for the panel that
+    /// This panel's part of what comes later, of which it is at most so many elements. Nothing for the panel that
     /// [streams](Self::streams): memory is read all the time then.
     pub(super) fn ahead(&self, elements: usize) -> Ahead {
         let [panel, panels] = self.panel;

@@ -2,6 +2,8 @@
 //! tokens, weights stream once from memory; with many, a block of rows stays in the second cache for all of
 //! them, which is as fast as [`super::outer`] where weights cost next to nothing to widen.
 //!
+//! AMX has another one in this one's place ([`Loads::dot`]).
+//!
 //! A tile is `tokens × rows` sums, each a vector over `k`. Its rows are a page of memory apart, or
 //! as far as they are long: the CPU's own prefetching follows one stream a page. A tile also asks for
 //! the rows of the tile after it, into the second cache: the first has no room for them beside
@@ -16,7 +18,7 @@ use crate::operand::Element;
 
 /// One call.
 pub(crate) struct Call<W> {
-    /// `[step][tokens][part][lane]` or, for tiles, `[unit][tokens]`, the tail zero
+    /// `[step][tokens][part][lane]` or, for AMX, `[unit][tokens]`, the tail zero
     pub(super) panel: *const u32,
     pub(super) tokens: usize,
     /// `[rows][elements]`
@@ -25,9 +27,9 @@ pub(crate) struct Call<W> {
     pub(super) elements: usize,
     /// Rows that are read after these, or nothing.
     pub(super) after: *const W,
-    /// What to ask for that is read later.
+    /// What AMX asks for that is read later.
     pub(super) ahead: Ahead,
-    /// Whether these weights were not read before: they come from memory.
+    /// For AMX, whether these weights were not read before: they come from memory.
     pub(super) streams: bool,
     /// `[tokens][rows]`
     pub(super) out: *mut f32,
@@ -41,6 +43,7 @@ const PAGE: usize = 4096;
 /// The CPU has the features, pointers have what [`Call`] says, `tokens` is at most [`Simd::DOT_TOKENS`].
 #[inline(always)]
 pub(super) unsafe fn dot<S: Loads<W>, W: Element>(call: &Call<W>) {
+    const { assert!(S::DOT_TOKENS <= 6) };
     // SAFETY: passed on. Const generics make the sums registers.
     unsafe {
         match call.tokens {

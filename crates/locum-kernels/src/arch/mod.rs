@@ -2,7 +2,7 @@
 //!
 //! A [`Machine`] is proof that the CPU has an instruction set. The functions here check lengths and
 //! are safe; below them, [`dot`], [`outer`] and [`pack`] are written once over [`Simd`], and each
-//! machine compiles them with its own instructions.
+//! machine compiles them with its own instructions. AMX has a `dot` of its own, and packs for it.
 #![allow(unsafe_code)]
 
 mod ahead;
@@ -90,7 +90,7 @@ pub(crate) fn place_in_outer<M: Simd>(unit: usize, padded: usize) -> usize {
     lane * (padded / M::LANES) + step * M::PARTS + within % M::PARTS
 }
 
-/// Packs tokens for [`dot`]: `[step][token][part][lane]`, or `[unit][token]` for tiles.
+/// Packs tokens for [`dot`]: `[step][token][part][lane]`, or for AMX `[unit][token]`.
 pub(crate) fn pack_dot<M: Machine + Loads<T>, T: Element>(
     machine: M,
     rows: &[&[T]],

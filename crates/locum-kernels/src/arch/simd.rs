@@ -17,14 +17,14 @@ pub(crate) unsafe trait Simd: Copy {
     const LANES: usize;
     /// Elements of a unit.
     const UNIT: usize;
-    /// Whether [`super::dot`] goes by tiles: of panels `[unit][token]`, which are full but for the last, and
+    /// Whether [`super::dot`] goes by AMX's tiles: of panels `[unit][token]`, which are full but for the last, and
     /// few rows of weights at a time.
     const TILES: bool = false;
     /// Vectors that a step of weights is taken apart into, elements by turns, for [`super::dot`]: `bf16`
     /// is widened where it is, which costs less than to spread it. Other types follow, so that the type
     /// does not change the order of sums.
     const PARTS: usize;
-    /// Most tokens of a panel for [`super::dot`], up to 32.
+    /// Most tokens of a panel for [`super::dot`]: up to 6, or with [tiles](Self::TILES) 32.
     const DOT_TOKENS: usize;
     /// Most tokens of a panel for [`super::outer`].
     const OUTER_TOKENS: usize;

@@ -44,7 +44,9 @@ fn has_tiles() -> bool {
 fn may_use_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-    // SAFETY: the call takes two numbers, and changes nothing but what this process may use.
+    // SAFETY: the call takes two numbers, and touches no memory. From then on, the process and those that it
+    // forks may use tiles, and its threads need alternate signal stacks with room for them (11 KiB), which
+    // Rust's are; where one is smaller, the system refuses.
     unsafe {
         libc::syscall(
             libc::SYS_arch_prctl,
@@ -243,8 +245,15 @@ macro_rules! multiply_add {
     };
 }
 
+/// A tile of weights that are not all there.
+#[repr(C, align(64))]
+struct Rest([[bf16; DEPTH]; EDGE]);
+
+impl Rest {
+    const ZERO: Self = Self([[bf16::ZERO; DEPTH]; EDGE]);
+}
+
 /// 16 rows of weights, of 32 elements each.
-#[derive(Clone, Copy)]
 struct Tile {
     first: *const bf16,
     /// From row to row, in bytes.
@@ -258,20 +267,16 @@ impl Tile {
     ///
     /// The call's weights are there; they have the element, but perhaps not the row.
     #[inline(always)]
-    unsafe fn new(
-        call: &Call<bf16>,
-        [row, element]: [usize; 2],
-        copy: &mut [[bf16; DEPTH]; EDGE],
-    ) -> Self {
+    unsafe fn new(call: &Call<bf16>, [row, element]: [usize; 2], copy: &mut Rest) -> Self {
         let first = call.weights.wrapping_add(row * call.elements + element);
         if row + EDGE <= call.rows && element + DEPTH <= call.elements {
             let stride = size_of::<bf16>() * call.elements;
             return Self { first, stride };
         }
-        *copy = [[bf16::ZERO; DEPTH]; EDGE];
+        *copy = Rest::ZERO;
         let rows = EDGE.min(call.rows.saturating_sub(row));
         let length = DEPTH.min(call.elements - element);
-        for (row, copy) in copy[..rows].iter_mut().enumerate() {
+        for (row, copy) in copy.0[..rows].iter_mut().enumerate() {
             // SAFETY: the matrix has these elements.
             unsafe {
                 let from = first.add(row * call.elements);
@@ -279,7 +284,7 @@ impl Tile {
             }
         }
         Self {
-            first: copy.as_ptr().cast(),
+            first: copy.0.as_ptr().cast(),
             stride: size_of::<[bf16; DEPTH]>(),
         }
     }
@@ -337,7 +342,13 @@ unsafe fn stream<const SIDES: usize>(call: &Call<bf16>, row: usize, sums: &mut [
         return;
     }
     let units = size_of::<u32>() * call.tokens;
-    let mut copy = [[bf16::ZERO; DEPTH]; EDGE];
+    let here = call.weights.wrapping_add(row * call.elements);
+    let next = if row + EDGE < call.rows || call.after.is_null() {
+        here.wrapping_add(EDGE * call.elements)
+    } else {
+        call.after
+    };
+    let mut copy = Rest::ZERO;
     // SAFETY: the panel has whole steps. Prefetching may point anywhere.
     unsafe {
         zero!(0);
@@ -346,9 +357,12 @@ unsafe fn stream<const SIDES: usize>(call: &Call<bf16>, row: usize, sums: &mut [
         }
         for element in (0..call.elements).step_by(DEPTH) {
             let weights = Tile::new(call, [row, element], &mut copy);
+            let ahead = match (element + AHEAD).checked_sub(call.elements) {
+                None => here.wrapping_add(element + AHEAD),
+                Some(over) => next.wrapping_add(over),
+            };
             for row in 0..EDGE {
-                let ahead = weights.first.wrapping_add(AHEAD);
-                let line = ahead.wrapping_byte_add(row * weights.stride);
+                let line = ahead.wrapping_add(row * call.elements);
                 _mm_prefetch::<_MM_HINT_T0>(line.cast());
             }
             let panel = call.panel.add(element / 2 * call.tokens);
@@ -382,7 +396,7 @@ unsafe fn block<const SIDES: usize>(
 ) {
     let units = size_of::<u32>() * call.tokens;
     let last = call.elements.min(start + BLOCK);
-    let mut copies = [[[bf16::ZERO; DEPTH]; EDGE]; 2];
+    let mut copies = [Rest::ZERO; 2];
     // SAFETY: the panel has whole steps. Prefetching may point anywhere.
     unsafe {
         if start == 0 {
