@@ -50,7 +50,7 @@ fn main() {
         let [chunks, length] = if effort.is_quick() {
             [1, 256]
         } else {
-            [2, 512]
+            [4, 512]
         };
         measure(effort, &name, &large, activations, [chunks, 2, length]);
     }
