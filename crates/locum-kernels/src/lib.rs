@@ -35,6 +35,10 @@
 //! subnormal numbers as zero, and round each sum to the nearest.
 //! Variants without those dot products keep these activations in `f32`.
 //!
+//! Linux lets a process use AMX's tiles when it asks: [`Variant::available`] does, and [`Variant::detect`] unless
+//! `LOCUM_CPU` names another variant. Where the system refuses, there is no such variant. From then on, alternate
+//! signal stacks of its threads need room for tiles (11 KiB).
+//!
 //! # Order of sums
 //!
 //! Work is divided among the threads of the current rayon pool by columns of the output, never

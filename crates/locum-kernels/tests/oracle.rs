@@ -584,3 +584,13 @@ fn long_sums_are_right_in_every_variant() {
         }
     }
 }
+
+#[test]
+fn all_memory_is_read_by_every_variant() {
+    // Whole numbers, which add up exactly in any order.
+    let memory: Vec<f32> = (0..4096u16).map(|i| f32::from(i % 61)).collect();
+    for variant in Variant::available() {
+        let sum = variant.read(&memory);
+        assert_eq!(sum, memory.iter().sum::<f32>(), "{}", variant.name());
+    }
+}
